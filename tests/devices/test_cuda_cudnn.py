@@ -49,7 +49,7 @@ def test_constants_of_cudnn_are_those_of_its_header() -> None:
         assert ours, prefix
         for name, value in ours.items():
             assert known[theirs + name.removeprefix(prefix)] == value, name
-    for name in ("HANDLE", "ENGINE_CONFIG", "WORKSPACE_SIZE"):
+    for name in ("HANDLE", "ENGINE_CONFIG", "WORKSPACE_SIZE", "JSON_REPRESENTATION"):
         assert known[f"CUDNN_ATTR_EXECUTION_PLAN_{name}"] == getattr(dnn, f"EXECUTION_PLAN_{name}")
     for name in (
         "CONVOLUTION", "ENGINE", "ENGINECFG", "ENGINEHEUR", "EXECUTION_PLAN", "TENSOR", "VARIANT_PACK", "POINTWISE",

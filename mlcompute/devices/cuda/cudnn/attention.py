@@ -6,15 +6,17 @@ Engines that add up dq as its parts come, which cuDNN has too, do so in another 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlcompute.devices.cuda import tuning
 from mlcompute.devices.cuda.cudnn import library as dnn
-from mlcompute.devices.cuda.cudnn.library import Cudnn, CudnnError
+from mlcompute.devices.cuda.cudnn.library import Cudnn, CudnnError, Descriptor
 from mlcompute.devices.cuda.cudnn.operations import Operations, Pointwise, Reduce, Tensor
-from mlcompute.devices.cuda.cudnn.plan import Plan, chosen, configurations, is_allowed
+from mlcompute.devices.cuda.cudnn.plan import Plan, configurations, is_allowed
 from mlcompute.devices.cuda.libraries import Gpu
 from mlcompute.devices.loop_nest import dense_strides
 from mlcompute.ops.op import Shape
@@ -56,43 +58,67 @@ class AttentionProblem:
 class AttentionPlan(Plan):
     """A problem with an engine of cuDNN on one GPU."""
 
-    problem: AttentionProblem
+    def __init__(
+        self, cudnn: Cudnn, gpu: Gpu, problem: AttentionProblem, engine: Descriptor | bytes, scalars: dict[int, float]
+    ) -> None:
+        super().__init__(cudnn, gpu, engine, scalars)
+        self.problem = problem
 
-    def enqueue(self, stream: int, addresses: list[int], workspace: int) -> None:
+    def enqueue(self, stream: int, addresses: Sequence[int], workspace: int) -> None:
         """q, k, v, y, then dy, dq, dk and dv of the gradient; natural logarithms; and of the gradient, sums of dy y."""
         self.launch(stream, dict(enumerate(addresses, start=1)), workspace, str(self.problem))
 
 
 @functools.lru_cache(maxsize=1024)
 def find_attention_plan(problem: AttentionProblem, gpu: Gpu, most_workspace: int) -> AttentionPlan | None:
-    """The best plan with a workspace of at most so many bytes; None when cuDNN has none."""
+    """The best plan with a workspace of at most so many bytes; None when cuDNN has none.
+
+    cuDNN's first proposal, or with MLCOMPUTE_TUNE=1 the fastest of all. It is kept on disk with its kernels.
+    """
     cudnn = dnn.require()
-    return chosen(
-        f"{cudnn.name}\n{gpu}\n{problem}\n{most_workspace}",
-        _plans(cudnn, gpu, problem, most_workspace),
-        lambda plans: next(plans, None),
-        lambda plan: lambda stream, addresses: plan.enqueue(stream, list(addresses[:-1]), addresses[-1]),
-        problem.sizes,
-    )
-
-
-def _plans(cudnn: Cudnn, gpu: Gpu, problem: AttentionProblem, most_workspace: int) -> Iterator[AttentionPlan]:
-    """Plans that fit, the one that should be fastest first."""
     try:
         operations = described(cudnn, problem)
         graph = operations.graph(cudnn.handle(gpu.ordinal))
     except CudnnError:
-        return
-    for configuration in configurations(cudnn, graph, dnn.HEUR_MODE_A):
-        try:
-            if not is_allowed(dnn.notes_of(configuration)[1], allows_tf32=True):
-                continue
-            plan = AttentionPlan(cudnn, gpu, configuration, operations.scalars)
-        except CudnnError:
-            continue
-        if plan.workspace_bytes <= most_workspace:
-            plan.problem = problem
-            yield plan
+        return None
+    key = f"{cudnn.name}\n{gpu}\n{problem}\n{most_workspace}"
+    kept = None if tuning.is_on() else tuning.recall(key)
+    if kept is not None:
+        with contextlib.suppress(CudnnError):
+            return AttentionPlan(cudnn, gpu, problem, kept, operations.scalars)
+    plans = (
+        plan
+        for configuration in configurations(cudnn, graph, dnn.HEUR_MODE_A)
+        if (plan := _plan(cudnn, gpu, problem, configuration, operations.scalars)) is not None
+        and plan.workspace_bytes <= most_workspace
+    )
+    best = _fastest(list(plans)) if tuning.is_on() else next(plans, None)
+    if best is not None:
+        with contextlib.suppress(CudnnError):  # not all engines can be stored
+            tuning.remember(key, best.stored())
+    return best
+
+
+def _plan(
+    cudnn: Cudnn, gpu: Gpu, problem: AttentionProblem, engine: Descriptor, scalars: dict[int, float]
+) -> AttentionPlan | None:
+    """A proposed engine, unless its results differ from run to run or it does not fit after all."""
+    try:
+        is_good = is_allowed(dnn.notes_of(engine)[1], allows_tf32=True)
+        return AttentionPlan(cudnn, gpu, problem, engine, scalars) if is_good else None
+    except CudnnError:
+        return None
+
+
+def _fastest(plans: list[AttentionPlan]) -> AttentionPlan | None:
+    if len(plans) < 2:
+        return plans[0] if plans else None
+
+    def run(plan: AttentionPlan) -> tuning.Run:
+        return lambda stream, addresses: plan.enqueue(stream, addresses[:-1], addresses[-1])
+
+    sizes = [*plans[0].problem.sizes, max(plan.workspace_bytes for plan in plans)]
+    return plans[tuning.fastest([run(plan) for plan in plans], sizes)]
 
 
 def described(cudnn: Cudnn, problem: AttentionProblem) -> Operations:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
+from mlcompute.devices.cuda import tuning
 from mlcompute.devices.cuda.cudnn import library as dnn
 from mlcompute.devices.cuda.cudnn.library import Cudnn, CudnnError, Descriptor
-from mlcompute.devices.cuda.cudnn.plan import MOST_WORKSPACE, Plan, chosen, configurations, is_allowed
+from mlcompute.devices.cuda.cudnn.plan import MOST_WORKSPACE, Plan, configurations, is_allowed
 from mlcompute.devices.cuda.cudnn.problem import ConvolutionProblem, Direction
 from mlcompute.devices.cuda.cudnn.trial import keeps_float32
 from mlcompute.devices.cuda.libraries import Gpu
 
+#: Engines that are looked at or measured.
+_CANDIDATES = 12
 #: Problems with fewer multiplications and additions are small; an engine that needs so few bytes changes no layouts.
 _SMALL_FLOPS, _LITTLE_WORKSPACE = 4e9, 1024
 _NAMES = ("x", "w", "y")
@@ -24,11 +28,14 @@ _OPERATIONS = {
 
 
 class ConvolutionPlan(Plan):
-    """A problem with an engine of cuDNN on one GPU."""
+    """A problem with an engine of cuDNN on one GPU.
+
+    engine   its number, for people to read
+    """
 
     def __init__(self, cudnn: Cudnn, gpu: Gpu, problem: ConvolutionProblem, configuration: Descriptor) -> None:
         super().__init__(cudnn, gpu, configuration)
-        self.problem = problem
+        self.problem, self.engine = problem, dnn.notes_of(configuration)[0]
 
     def enqueue(self, stream: int, x: int, w: int, y: int, workspace: int) -> None:
         """Put the convolution of tensors at these addresses on a stream; x, w or y is the one that is computed."""
@@ -37,16 +44,29 @@ class ConvolutionPlan(Plan):
 
 @functools.lru_cache(maxsize=1024)
 def find_plan(problem: ConvolutionProblem, gpu: Gpu, allows_tf32: bool) -> ConvolutionPlan | None:
-    """The best plan whose results are the same in every run; None when cuDNN has none."""
+    """The best plan whose results are the same in every run; None when cuDNN has none.
+
+    What was measured before is used; with MLCOMPUTE_TUNE=1 the first few are measured; else one is taken by its form.
+    """
     cudnn = dnn.require()
+    key = f"{cudnn.name}\n{gpu}\n{problem}\n{allows_tf32}"
+    plans = itertools.islice(_plans(cudnn, gpu, problem, allows_tf32), _CANDIDATES)
+    if not tuning.is_on():
+        kept = tuning.recall(key)
+        if kept is None:
+            return _by_form(problem, plans)
+        candidates = list(plans)
+        signatures = _signatures(candidates)
+        return candidates[signatures.index(kept)] if kept in signatures else _by_form(problem, iter(candidates))
+    candidates = list(plans)
+    if len(candidates) < 2:
+        return candidates[0] if candidates else None
     item = 4 if problem.data_type == dnn.DATA_FLOAT else 2
-    return chosen(
-        f"{cudnn.name}\n{gpu}\n{problem}\n{allows_tf32}",
-        _plans(cudnn, gpu, problem, allows_tf32),
-        functools.partial(_by_form, problem),
-        lambda plan: lambda stream, addresses: plan.enqueue(stream, *addresses),
-        [item * math.prod(shape) for shape in (problem.x, problem.w, problem.y)],
-    )
+    sizes = [item * math.prod(shape) for shape in (problem.x, problem.w, problem.y)]
+    sizes.append(max(plan.workspace_bytes for plan in candidates))
+    best = tuning.fastest([_runner(plan) for plan in candidates], sizes)
+    tuning.remember(key, _signatures(candidates)[best])
+    return candidates[best]
 
 
 def _by_form(problem: ConvolutionProblem, plans: Iterator[ConvolutionPlan]) -> ConvolutionPlan | None:
@@ -63,6 +83,15 @@ def _by_form(problem: ConvolutionProblem, plans: Iterator[ConvolutionPlan]) -> C
 #: Engines that lose digits and say nothing of it in their notes: gradients of weights by engine 17 of cuDNN 9.19 were
 #: off by 0.4 % of their size, where sums of float32 products are off by 0.001 %. Constants do not show it (`trial`).
 _INEXACT = {(Direction.WEIGHT_GRADIENT, 17)}
+
+
+def _runner(plan: ConvolutionPlan) -> tuning.Run:
+    return lambda stream, addresses: plan.enqueue(stream, *addresses)
+
+
+def _signatures(plans: Sequence[ConvolutionPlan]) -> list[bytes]:
+    """What tells plans of one problem apart. An engine is proposed several times, with other settings."""
+    return [f"{number}: {plan.engine} {plan.workspace_bytes}".encode() for number, plan in enumerate(plans)]
 
 
 def _plans(cudnn: Cudnn, gpu: Gpu, problem: ConvolutionProblem, allows_tf32: bool) -> Iterator[ConvolutionPlan]:

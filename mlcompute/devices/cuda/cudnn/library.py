@@ -46,6 +46,7 @@ CONVOLUTION_POST_PADDINGS, CONVOLUTION_PRE_PADDINGS, CONVOLUTION_SPATIAL_DIMS = 
 ENGINEHEUR_MODE, ENGINEHEUR_OPERATION_GRAPH, ENGINEHEUR_RESULTS = 200, 201, 202
 ENGINECFG_ENGINE = 300
 EXECUTION_PLAN_HANDLE, EXECUTION_PLAN_ENGINE_CONFIG, EXECUTION_PLAN_WORKSPACE_SIZE = 400, 401, 402
+EXECUTION_PLAN_JSON_REPRESENTATION = 405
 #: Of the operations, in the order alpha, beta, convolution, and three tensors
 FORWARD_ATTRIBUTES = (700, 701, 702, {"w": 703, "x": 704, "y": 705})
 BACKWARD_DATA_ATTRIBUTES = (706, 707, 708, {"w": 709, "x": 710, "y": 711})
@@ -145,6 +146,12 @@ class Descriptor:
         array, found = (_C_TYPES[type_] * count)(), c_int64(0)
         self._cudnn.call("BackendGetAttribute", self.handle, attribute, type_, count, byref(found), array)
         return list(array[: min(found.value, count)])
+
+    def count(self, attribute: int, type_: int) -> int:
+        """How many values an attribute has."""
+        found = c_int64(0)
+        self._cudnn.call("BackendGetAttribute", self.handle, attribute, type_, 0, byref(found), None)
+        return found.value
 
     def get_descriptors(self, attribute: int, kind: int, count: int) -> list[Descriptor]:
         """The descriptors of an attribute, which cuDNN fills in, `count` at most."""

@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import addressof, c_float
-from typing import TypeVar
 
-from mlcompute.devices.cuda import tuning
 from mlcompute.devices.cuda.cudnn import library as dnn
 from mlcompute.devices.cuda.cudnn.library import Cudnn, CudnnError, Descriptor
 from mlcompute.devices.cuda.libraries import Gpu
 
 #: Engines are skipped that want more memory than this for their work.
 MOST_WORKSPACE = 256 << 20
-#: Engines that are asked for, and those of them that are looked at or measured.
-_CONFIGURATIONS, _CANDIDATES = 64, 12
+#: Engines that are asked for.
+_CONFIGURATIONS = 64
 
 
 class Plan:
     """An engine for an operation graph on one GPU.
 
-    workspace_bytes   memory it needs while it runs
-    engine            its number, for people to read
+    configuration     the engine and its settings; or what `stored` gave for the same graph, version and GPU
     scalars           numbers that are passed by value: a tensor's number -> what it holds
+    workspace_bytes   memory it needs while it runs
     """
 
     def __init__(
-        self, cudnn: Cudnn, gpu: Gpu, configuration: Descriptor, scalars: Mapping[int, float] | None = None
+        self, cudnn: Cudnn, gpu: Gpu, configuration: Descriptor | bytes, scalars: Mapping[int, float] | None = None
     ) -> None:
         self._cudnn, self._handle = cudnn, cudnn.handle(gpu.ordinal)
-        self.engine, self.notes = dnn.notes_of(configuration)
         self._plan = Descriptor(cudnn, dnn.KIND_EXECUTION_PLAN)
         self._plan.set(dnn.EXECUTION_PLAN_HANDLE, dnn.TYPE_HANDLE, self._handle)
-        self._plan.set(dnn.EXECUTION_PLAN_ENGINE_CONFIG, dnn.TYPE_BACKEND_DESCRIPTOR, configuration).finalize()
+        if isinstance(configuration, bytes):
+            self._plan.set(dnn.EXECUTION_PLAN_JSON_REPRESENTATION, dnn.TYPE_CHAR, *configuration)
+        else:
+            self._plan.set(dnn.EXECUTION_PLAN_ENGINE_CONFIG, dnn.TYPE_BACKEND_DESCRIPTOR, configuration)
+        self._plan.finalize()
         self.workspace_bytes = int(self._plan.get(dnn.EXECUTION_PLAN_WORKSPACE_SIZE, dnn.TYPE_INT64)[0])
         self._scalars = {number: c_float(value) for number, value in (scalars or {}).items()}
+
+    def stored(self) -> bytes:
+        """The plan with the code of its kernels, which takes seconds to compile."""
+        count = self._plan.count(dnn.EXECUTION_PLAN_JSON_REPRESENTATION, dnn.TYPE_CHAR)
+        return bytes(self._plan.get(dnn.EXECUTION_PLAN_JSON_REPRESENTATION, dnn.TYPE_CHAR, count))
 
     def launch(self, stream: int, tensors: Mapping[int, int], workspace: int, doing: str) -> None:
         """Put the work on a stream: tensors by their numbers, at these addresses."""
@@ -47,44 +52,6 @@ class Plan:
         with self._cudnn.lock:
             self._cudnn.call("SetStream", self._handle, stream)
             self._cudnn.call("BackendExecute", self._handle, self._plan.handle, pack.handle, doing=doing)
-
-
-_P = TypeVar("_P", bound=Plan)
-
-
-def chosen(
-    key: str,
-    plans: Iterator[_P],
-    by_form: Callable[[Iterator[_P]], _P | None],
-    run: Callable[[_P], tuning.Run],
-    sizes: Sequence[int],
-) -> _P | None:
-    """One of several plans for a problem; None when there is none.
-
-    What was measured before is used; with MLCOMPUTE_TUNE=1 the first few are measured, on memory of these sizes in
-    bytes and their workspace; else one is taken by its form.
-    """
-    plans = itertools.islice(plans, _CANDIDATES)
-    if not tuning.is_on():
-        kept, candidates = tuning.recall(key), []
-        if kept is not None:
-            for number, plan in enumerate(plans):
-                if _signature(number, plan) == kept:
-                    return plan
-                candidates.append(plan)
-        return by_form(itertools.chain(candidates, plans))
-    candidates = list(plans)
-    if len(candidates) < 2:
-        return candidates[0] if candidates else None
-    workspace = max(plan.workspace_bytes for plan in candidates)
-    best = tuning.fastest([run(plan) for plan in candidates], [*sizes, workspace])
-    tuning.remember(key, _signature(best, candidates[best]))
-    return candidates[best]
-
-
-def _signature(number: int, plan: Plan) -> bytes:
-    """What tells plans of one problem apart. An engine is proposed several times, with other settings."""
-    return f"{number}: {plan.engine} {plan.workspace_bytes}".encode()
 
 
 def is_allowed(notes: Sequence[int], allows_tf32: bool) -> bool:
