@@ -12,6 +12,7 @@ from benchmarks import measure, table
 from benchmarks.__main__ import main
 from benchmarks.contenders import CONTENDERS, Contender, pytorch
 from benchmarks.contenders import ours as mlcompute
+from benchmarks.gpu import layers as gpu_layers
 from benchmarks.gpu import table as gpu_table
 from benchmarks.gpu.__main__ import main as gpu_main
 from benchmarks.gpu.document import BEGIN, END, PAGE, replaced
@@ -27,6 +28,7 @@ from benchmarks.workloads import (
     resnet50,
     stacked_lstm,
 )
+from tests.devices.cuda_ops import emulated
 
 
 def test_command_prints_a_table_and_writes_json(tmp_path, capsys):
@@ -190,3 +192,20 @@ def test_this_version_against_another() -> None:
     shown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=300).stdout
     assert shown.splitlines()[0].split()[:3] == ["workload", "before", "ms"]
     assert shown.splitlines()[1].startswith("mlp1 ")
+
+
+@pytest.mark.parametrize(
+    ("layer", "kernels"),
+    [
+        (gpu_layers.attention(1, 1, 8, 8, False), ["attention", "attention gradient"]),
+        (gpu_layers.recurrent("lstm", 2, 3, 4, 5), ["lstm recurrence"]),
+        (gpu_layers.recurrent("gru", 2, 3, 4, 5), ["gru recurrence"]),
+    ],
+    ids=["attention", "lstm", "gru"],
+)
+def test_single_layers_of_a_gpu_are_described(layer, kernels, monkeypatch):
+    monkeypatch.setattr(gpu_layers, "_REPEATS", 1)
+    monkeypatch.setattr(gpu_layers, "_ROUNDS", 1)
+    seconds, named = gpu_layers.seconds_of_ours(emulated(), layer, True)
+    assert seconds > 0
+    assert set(kernels) <= set(named.split(", "))
