@@ -30,8 +30,6 @@ from mlcompute.ops.bfloat16 import bfloat16
 from mlcompute.ops.op import FLOAT32, TABLE, Shape, Trace, Value
 
 _REPEATS, _ROUNDS = 10, 7
-torch.backends.cudnn.allow_tf32 = True
-torch.set_float32_matmul_precision("high")
 
 
 @dataclass(frozen=True)
@@ -157,6 +155,8 @@ def main(words: Sequence[str]) -> None:
     found = devices.devices("cuda")
     if not found or not torch.cuda.is_available():
         sys.exit("there is no GPU here, or PyTorch without CUDA")
+    torch.backends.cudnn.allow_tf32 = True
+    torch.set_float32_matmul_precision("high")
     print(f"{torch.cuda.get_device_name()}, cuDNN {torch.backends.cudnn.version()}, PyTorch {torch.__version__}")
     print(f"{'microseconds':<54}{'mlcompute':>11}{'PyTorch':>11}{'speed':>8}   kernels")
     for layer in LAYERS:
