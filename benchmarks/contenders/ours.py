@@ -90,14 +90,13 @@ class Net:
         sizes = mlc.EmbeddingDescriptor(*weights.descriptor.shape)
         return self.graph.node(mlc.EmbeddingLayer(sizes, weights), source=x)
 
-    def attention(self, x: mlc.Tensor, at: str, heads: int, *masks: mlc.Tensor) -> mlc.Tensor:
+    def attention(self, x: mlc.Tensor, at: str, heads: int, is_causal: bool = False) -> mlc.Tensor:
         layer = mlc.MultiheadAttentionLayer(
-            mlc.MultiheadAttentionDescriptor(x.descriptor.shape[-1], heads),
+            mlc.MultiheadAttentionDescriptor(x.descriptor.shape[-1], heads, is_causal=is_causal),
             [*self.quarters(f"{at}.qkv.weight", 3), self.tensor(f"{at}.out.weight")],
             [*self.quarters(f"{at}.qkv.bias", 3), self.tensor(f"{at}.out.bias")],
-            has_key_mask=False if masks else None,
         )
-        return self.graph.node(layer, sources=[x, x, x, *masks])
+        return self.graph.node(layer, sources=[x, x, x])
 
     def add(self, a: mlc.Tensor, b: mlc.Tensor) -> mlc.Tensor:
         return self.graph.node(mlc.ArithmeticLayer(mlc.ArithmeticOperation.ADD), sources=[a, b])
@@ -171,12 +170,10 @@ def gpt2(net: Net, x: mlc.Tensor) -> mlc.Tensor:
     vocabulary, d = table.descriptor.shape
     numbers = np.arange(length, dtype=np.int32)[None]
     places = mlc.Tensor(shape=(1, length), data=numbers, data_type=mlc.DataType.INT32)
-    forbidden = np.triu(np.ones((length, length), bool), 1)
-    causal = mlc.Tensor(shape=(length, length), data=forbidden, data_type=mlc.DataType.BOOLEAN)
     x = net.add(net.embedding(x, table), net.embedding(places, net.tensor("positions")))
     for index in range(layer_count(net.weights)):
         at = f"layer{index}"
-        x = net.add(x, net.attention(net.layer_norm(x, f"{at}.norm0"), at, d // HEAD_WIDTH, causal))
+        x = net.add(x, net.attention(net.layer_norm(x, f"{at}.norm0"), at, d // HEAD_WIDTH, is_causal=True))
         h = net.dense(net.layer_norm(x, f"{at}.norm1"), f"{at}.up")
         x = net.add(x, net.dense(net.graph.node(mlc.ActivationLayer.gelu(), source=h), f"{at}.down"))
     # The head shares the weights of the embedding.

@@ -38,7 +38,9 @@ class AttentionByToken(Op):
         return ArrayType((n, queries, heads, v.shape[3]), q.dtype), ArrayType((n, heads, queries), FLOAT32)
 
     @staticmethod
-    def meaning(q: Array, k: Array, v: Array, *more: Array, is_causal: bool, **options: Any) -> tuple[Array, Array]:
+    def meaning(
+        q: Array, k: Array, v: Array, *more: Array, is_causal: bool = False, **options: Any
+    ) -> tuple[Array, Array]:
         scores = (q @ np.swapaxes(k, -1, -2)) * q.dtype.type(options["scale"])
         if options["has_mask"]:
             scores = scores + more[0]
@@ -63,7 +65,9 @@ class AttentionByTokenGradient(Op):
         return tuple(ArrayType(tuple(x.shape[axis] for axis in _SWAP), x.dtype) for x in inputs[:3])
 
     @staticmethod
-    def meaning(dy: Array, y: Array, logs: Array, *inputs: Array, is_causal: bool, **options: Any) -> tuple[Array, ...]:
+    def meaning(
+        dy: Array, y: Array, logs: Array, *inputs: Array, is_causal: bool = False, **options: Any
+    ) -> tuple[Array, ...]:
         found = TABLE["attention_gradient"].meaning(dy, *inputs, **options)
         return tuple(np.transpose(array, _SWAP) for array in found)
 

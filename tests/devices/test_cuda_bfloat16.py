@@ -117,7 +117,6 @@ def test_attention(width: int, has_mask: bool) -> None:
     assert y.dtype == bfloat16()
     dy = narrow(*y.shape, seed=4)
     check(op("attention_gradient", **attributes), dy, q, k, v, *mask, scale=128)
-    attributes["is_causal"] = False
     kept = check(lambda *x: x[0].trace.add(BY_TOKEN, x, attributes), q, k, v, *mask, scale=64)
     inputs = [dy, *kept, q, k, v, *mask]
     check(lambda *x: x[0].trace.add(BY_TOKEN_GRADIENT, x, attributes), *inputs, scale=128)

@@ -23,7 +23,7 @@ from mlcompute.devices.cuda.kernels.attention_source import (
     map_source,
     query_gradient_source,
 )
-from mlcompute.devices.cuda.kernels.cudnn_attention import library_call, library_workspace
+from mlcompute.devices.cuda.kernels.cudnn_attention import library_calls, library_workspace
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row
 from mlcompute.devices.loop_nest import Operand, Operands, broadcast_strides
 from mlcompute.devices.precision import matmul_precision
@@ -40,10 +40,10 @@ _SIZES = np.dtype(
 
 def attention_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCall]:
     """cuDNN; or a block per 64 queries of a head, after a kernel that looks at a mask of several tiles."""
-    if (call := library_call(step, operands)) is not None:
-        return [call]
     inputs = [operands[value] for value in step.inputs]
     results = [operands[value] for value in step.results]
+    if calls := library_calls(step, operands, results):
+        return calls
     form = _form(step, inputs)
     launches, more = _map_launch(step, operands, inputs[3] if form.has_map else None, form, 0)
     grid = (_units(inputs[0]) * -(-inputs[0].shape[2] // ROWS), 1, 1)
@@ -55,10 +55,10 @@ def attention_launches(step: Step, operands: Operands) -> Sequence[Launch | Libr
 
 def gradient_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCall]:
     """cuDNN; or one kernel for dq and what the softmax needs, one for dk and dv; one before them as for attention."""
-    if (call := library_call(step, operands)) is not None:
-        return [call]
     dy, kept, inputs = _gradient_inputs([operands[value] for value in step.inputs], step)
     dq, dk, dv = _gradient_results(step, operands)
+    if calls := library_calls(step, operands, [dq, dk, dv]):
+        return calls
     form = _form(step, inputs, [dy])
     q, k = inputs[:2]
     rows = _units(q) * q.shape[2]
