@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.layers                everything
     python -m benchmarks.gpu.layers lstm gru       what has one of these words in its name
 
-A graph has the layer ten times over; data lies on the device. Attention is causal, without projections.
+A graph has the layer several times over; data lies on the device. Attention is causal, without projections.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,13 +22,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.cuda_kernels import timed
 from mlcompute import devices, ops
 from mlcompute.compiler.attention_by_token import attention_by_token
+from mlcompute.compiler.context import Context
 from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
 from mlcompute.devices.device import Engine
 from mlcompute.ops.bfloat16 import bfloat16
 from mlcompute.ops.op import FLOAT32, TABLE, Shape, Trace, Value
 
-_REPEATS, _ROUNDS = 10, 7
+_ROUNDS = 7
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Layer:
     shapes   of the inputs; the last is the gradient of the result
     ours     given a value per shape: the forward pass, or results of both passes
     theirs   given a tensor per shape but the last: the result, and what its gradient is taken for
+    repeats  how often a graph has it
     """
 
     name: str
@@ -46,6 +47,7 @@ class Layer:
     ours: Callable[[Sequence[Value], bool], Sequence[Value]]
     theirs: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, Sequence[torch.Tensor]]]
     is_bfloat16: bool = False
+    repeats: int = 10
 
 
 def attention(n: int, heads: int, length: int, width: int, is_bfloat16: bool) -> Layer:
@@ -95,7 +97,8 @@ def recurrent(kind: str, n: int, times: int, inputs: int, hidden: int) -> Layer:
         x = tensors[0]  # the weights are the module's
         return model.to(x.device)(x)[0], [x, *model.parameters()]
 
-    return Layer(f"{kind} tf32 {n}x{times}x{inputs}->{hidden}", shapes, ours, theirs)
+    repeats = 10 if hidden < 512 else 2  # of hundreds of kernels each
+    return Layer(f"{kind} tf32 {n}x{times}x{inputs}->{hidden}", shapes, ours, theirs, repeats=repeats)
 
 
 LAYERS = [
@@ -114,8 +117,9 @@ def seconds_of_ours(engine: Engine, layer: Layer, with_gradient: bool) -> tuple[
     trace = Trace()
     dtype = bfloat16() if layer.is_bfloat16 else FLOAT32
     inputs = [trace.value(shape, dtype, "input") for shape in layer.shapes]
-    results = [result for _ in range(_REPEATS) for result in layer.ours(inputs, with_gradient)]
-    context: Any = SimpleNamespace(trace=trace, kept=frozenset(results), engine=engine)
+    results = [result for _ in range(layer.repeats) for result in layer.ours(inputs, with_gradient)]
+    unasked: Any = None  # no graph has requested it
+    context = Context(unasked, engine, Program("benchmark", 1), trace=trace, kept=frozenset(results))
     steps = attention_by_token(trace.steps, context)
     plan = planned(steps, results, workspace=engine.workspace)
     program = Program("benchmark", 1, steps, plan, dict(trace.constants), kept=set(results))
@@ -123,7 +127,7 @@ def seconds_of_ours(engine: Engine, layer: Layer, with_gradient: bool) -> tuple[
     rng = np.random.default_rng(0)
     for value in inputs:
         executable.bind(value, engine.upload((0.1 * rng.standard_normal(value.shape, np.float32)).astype(dtype)))
-    found = timed(lambda: executable.run(("forward",)), engine.synchronize, _ROUNDS) / _REPEATS
+    found = timed(lambda: executable.run(("forward",)), engine.synchronize, _ROUNDS) / layer.repeats
     return found, ", ".join(dict.fromkeys(executable.kernels.values()))
 
 
@@ -145,9 +149,9 @@ def seconds_of_theirs(layer: Layer, with_gradient: bool) -> float:
             run()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, stream=stream):
-        for _ in range(_REPEATS):
+        for _ in range(layer.repeats):
             run()
-    return timed(graph.replay, torch.cuda.synchronize, _ROUNDS) / _REPEATS
+    return timed(graph.replay, torch.cuda.synchronize, _ROUNDS) / layer.repeats
 
 
 def main(words: Sequence[str]) -> None:
