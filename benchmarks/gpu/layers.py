@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu.layers                everything
     python -m benchmarks.gpu.layers lstm gru       what has one of these words in its name
+    python -m benchmarks.gpu.layers --own          attention by our own kernels where it would be cuDNN's
 
 A graph has the layer several times over; data lies on the device. Attention is causal, without projections.
 """
@@ -25,6 +26,7 @@ from mlcompute.compiler.attention_by_token import attention_by_token
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
+from mlcompute.devices.cuda.kernels import cudnn_attention
 from mlcompute.devices.device import Engine
 from mlcompute.ops.bfloat16 import bfloat16
 from mlcompute.ops.op import FLOAT32, TABLE, Shape, Trace, Value
@@ -156,6 +158,9 @@ def seconds_of_theirs(layer: Layer, with_gradient: bool) -> float:
 
 def main(words: Sequence[str]) -> None:
     """Print a line per layer and pass."""
+    if "--own" in words:
+        cudnn_attention.MOST_WORKSPACE = 0  # no engine has room
+        words = [word for word in words if word != "--own"]
     found = devices.devices("cuda")
     if not found or not torch.cuda.is_available():
         sys.exit("there is no GPU here, or PyTorch without CUDA")
