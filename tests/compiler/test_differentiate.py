@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +11,7 @@ from mlcompute import ops
 from mlcompute.compiler.differentiate import differentiate
 from mlcompute.compiler.simplify import drop_unused
 from mlcompute.compiler.verify import verify_steps
-from mlcompute.ops.op import Array, Trace, Value, emit_all
+from mlcompute.ops.op import TABLE, Array, Trace, Value, emit_all
 from tests.compiler.programs import feed
 from tests.harness import check_gradients, interpret
 
@@ -162,3 +163,51 @@ def build(recipe: Recipe, a: Value, b: Value) -> Value:
 def test_any_composition_matches_finite_differences(recipe: Recipe) -> None:
     rng = np.random.default_rng(len(recipe))
     check_gradients(lambda a, b: build(recipe, a, b), rng.standard_normal((3, 3)), rng.standard_normal((3, 3)))
+
+
+# Steps of one op on the same types share one description -------------------------------------------------------------
+
+
+def test_steps_of_one_op_on_the_same_types_are_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    matmul, described = TABLE["matmul"], []
+    derivative = matmul.derivative
+    assert derivative is not None
+
+    def counting(*values: Value, **attributes: object) -> object:
+        described.append(values)
+        return derivative(*values, **attributes)
+
+    monkeypatch.setattr(type(matmul), "derivative", staticmethod(counting))
+    trace = Trace()
+    x = y = feed(trace, (2, 3))
+    weights = [feed(trace, (3, 3), "parameter") for _ in range(6)]
+    for number, w in enumerate(weights):
+        trace.layer = f"layer {number}"
+        y = ops.relu(ops.matmul(y, w)) + y
+    gradients = differentiate(trace, {y: ones(trace, y)}, [x, *weights])
+    assert len(described) == 1
+    verify_steps(trace.steps)
+    own = [step.layer for step in trace.steps if step.phase == "gradient" and step.op is matmul]
+    assert own == [f"layer {number}" for number in range(5, -1, -1) for _ in range(2)]
+    assert len({gradients[w] for w in weights}) == 6
+
+
+def test_a_number_that_is_an_input_in_one_step_and_only_mentioned_in_another() -> None:
+    """d select(c, 0, x) has a 0 of its own: it is not the step's first branch, which is 1 in the second step."""
+    trace = Trace()
+    x = feed(trace, (4,))
+    y = ops.select(x > 0.0, 0.0, x) + ops.select(x < 1.0, 1.0, x)
+    gradients = differentiate(trace, {y: ones(trace, y)}, [x])
+    memory = interpret(trace, {x: np.float32([-1.0, 0.5, 0.25, 2.0])})
+    np.testing.assert_array_equal(memory[gradients[x]], [1, 0, 0, 1])
+
+
+def test_a_step_that_reads_a_value_twice_is_not_like_one_that_reads_two() -> None:
+    trace = Trace()
+    x, w = feed(trace, (3,)), feed(trace, (3,))
+    y = x * x + x * w + w * w
+    gradients = differentiate(trace, {y: ones(trace, y)}, [x, w])
+    a, b = numbers((3,)), numbers((3,), seed=1)
+    memory = interpret(trace, {x: a, w: b})
+    np.testing.assert_allclose(memory[gradients[x]], 2 * a + b, rtol=1e-6)
+    np.testing.assert_allclose(memory[gradients[w]], 2 * b + a, rtol=1e-6)
