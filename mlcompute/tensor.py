@@ -99,7 +99,8 @@ class Tensor(Exchanged):
     ) -> None:
         sizes = (shape, width, height, feature_channel_count, batch_size, sequence_length, sequence_lengths)
         array = data if data is not None else shared_data
-        if descriptor is None and array is not None and all(size is None for size in sizes):
+        sized = [size for size in sizes if size is not None]
+        if descriptor is None and array is not None and not sized:
             shape = shape_of_data(array)
         if descriptor is None:
             if data_type == DataType.FLOAT32 and is_boolean(array):
@@ -114,7 +115,7 @@ class Tensor(Exchanged):
         elif not isinstance(descriptor, TensorDescriptor):
             given = type(descriptor).__name__
             raise TypeError(f"Tensor: descriptor must be a TensorDescriptor, not {given}; numbers are Tensor(data=...)")
-        elif sorted_sequences or any(size is not None for size in sizes):
+        elif sorted_sequences or sized:
             raise ShapeError("Tensor: give either a descriptor or sizes, not both")
         elif data_type not in (DataType.FLOAT32, descriptor.data_type):
             raise DataError(
@@ -122,7 +123,7 @@ class Tensor(Exchanged):
                 fix="leave data_type out",
             )
         sources = (data, shared_data, fill_with_data, random_initializer_type)
-        if sum(source is not None for source in sources) > 1:
+        if len([source for source in sources if source is not None]) > 1:
             raise DataError("Tensor: give at most one of data, shared_data, fill_with_data and random_initializer_type")
         self._descriptor = descriptor
         self._tensor_id = next(tensor_ids)

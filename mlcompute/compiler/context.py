@@ -71,11 +71,15 @@ class Context:
 
     def substitute(self, substitution: Substitution) -> None:
         """Some values were replaced by others: say so wherever the outside world knows them."""
-        for value, by in substitution.replaced.items():
+        replaced, program = substitution.replaced, self.program
+        if not replaced:
+            return
+        for value, by in replaced.items():
             self._substitution[value] = by
-        program = self.program
-        program.values = {tensor: substitution[value] for tensor, value in program.values.items()}
-        program.gradients = {tensor: substitution[value] for tensor, value in program.gradients.items()}
+        program.values, program.gradients = (
+            known | {tensor: substitution[value] for tensor, value in known.items() if value in replaced}
+            for known in (program.values, program.gradients)
+        )
         self.kept = frozenset(substitution[value] for value in self.kept)
 
 

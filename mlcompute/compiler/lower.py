@@ -189,9 +189,9 @@ class Lowering:
         self.updates = updates
         self.trace.layer = name = self._name_of(layer)
         for slot, tensor in slots_of(layer).items():
-            self._slot_names.setdefault(tensor, slot_name(name, slot))
-        values = [self.value_of(source) for source in sources]
-        inputs = values
+            if tensor not in self._slot_names:
+                self._slot_names[tensor] = slot_name(name, slot)
+        inputs = values = [self.value_of(source) for source in sources]
         if not layer.moves_data:
             inputs = [ops.convert(value, FLOAT32) if is_half(value.dtype) else value for value in values]
         answers = layer.forward(self, *inputs)

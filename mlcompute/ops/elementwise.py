@@ -16,6 +16,7 @@ from mlcompute.ops.reductions import sum_to
 Number = Value | float
 
 
+@functools.lru_cache(1024)
 def broadcast_shape(*shapes: Shape) -> Shape:
     """The common shape after NumPy broadcasting; a ShapeError when there is none."""
     common: Shape = ()

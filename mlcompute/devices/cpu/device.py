@@ -117,10 +117,9 @@ class Cpu(Engine):
 
     def workspace(self, step: Step) -> int:
         measure, reads = WORKSPACES[step.op.name], reads_bfloat16(step)
-        if measure is None and reads:
-            return 0
-        with held:  # making primitives leaves much to destroy, and what is raised in destructors is lost
-            return measure(step) if measure is not None and reads else widened_workspace(step, measure)
+        if not reads:
+            return widened_workspace(step, measure)
+        return 0 if measure is None else measure(step)
 
     def allocate(self, nbytes: int) -> Buffer:
         buffer = allocate(nbytes)
@@ -410,19 +409,23 @@ def _needed(calls: list[KernelCall | Step], program: Program, operands: Operands
     """Calls without those that only write results that are never read: a step may return more than is used."""
     read = {operands[value].base for value in program.kept}
     for call in calls:
-        if isinstance(call, KernelCall):
-            read.update([call.bases[number] for number in call.entry.layout.reads])
+        if isinstance(call, Step):
+            read.update([operands[value].base for value in call.inputs])
         else:
-            read.update(operands[value].base for value in call.inputs)
-    workspaces = set(program.plan.workspaces.values())
-
-    def is_needed(call: KernelCall | Step) -> bool:
+            for number in call.entry.layout.reads:
+                read.add(call.bases[number])
+    read.update(program.plan.workspaces.values())
+    placements, needed = program.plan.placements, []
+    for call in calls:
         if isinstance(call, Step) or not call.entry.writes:
-            return True
-        bases = [call.bases[number] for number in call.entry.layout.writes]
-        return any(base in read or base in workspaces or base not in program.plan.placements for base in bases)
-
-    return [call for call in calls if is_needed(call)]
+            needed.append(call)
+            continue
+        for number in call.entry.layout.writes:
+            base = call.bases[number]
+            if base in read or base not in placements:
+                needed.append(call)
+                break
+    return needed
 
 
 register("cpu", lambda: [Cpu()])

@@ -33,6 +33,7 @@ from mlcompute.devices.cpu.kernels.winograd_sizes import winograd_sizes, winogra
 from mlcompute.devices.cpu.onednn.entries import pointer_setter, primitives_entry, reorder_entry, unbound_call
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
+from mlcompute.devices.interrupts import held
 from mlcompute.devices.loop_nest import Operand, Operands, dense_strides
 from mlcompute.ops.bfloat16 import computed_type, is_bfloat16
 from mlcompute.ops.images import convolution_shapes, first_shape
@@ -160,6 +161,11 @@ def workspace(step: Step) -> int:
     """Bytes for the weights as oneDNN wants them, partial sums of their gradient, and its own working memory."""
     if not _is_native(step):
         return 0
+    with held:  # making primitives leaves much to destroy, and what is raised in destructors is lost
+        return _planned_bytes(step)
+
+
+def _planned_bytes(step: Step) -> int:
     if _has_instructions(step):
         return _Plan(step, _slices_of(step)).nbytes
     if (columns := few_pixels(step)) is not None:

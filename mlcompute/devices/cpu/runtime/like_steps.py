@@ -56,17 +56,15 @@ class LikeSteps:
 
     def calls(self, step: Step, make: Maker) -> tuple[Kind, list[KernelCall]]:
         """What a step has in common with others, and the calls it comes to."""
-        views, values = self._operands.views, (*step.inputs, *step.results)
-        bases: list[Value] = []
-        forms: list[Hashable] = []
-        for value in values:
-            view = views.get(value)
-            if view is None:
-                bases.append(value)
-                forms += (value.shape, value.dtype)
-            else:
-                bases.append(view.base)
-                forms.append((view.offset, view.shape, view.strides, view.dtype))
+        views, values = self._operands.views, step.inputs + step.results
+        bases = list(values)
+        forms: list[Hashable] = [value.shape for value in values]
+        forms += [value.dtype for value in values]
+        for place, value in enumerate(values):
+            if value in views:
+                view = views[value]
+                bases[place] = view.base
+                forms += (place, view.offset, view.strides)
         workspace = self._workspaces.get(step)
         if workspace is not None:
             bases.append(workspace)
