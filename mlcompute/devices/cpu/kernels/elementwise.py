@@ -214,6 +214,6 @@ KERNELS: dict[str, Maker] = {
     "fused_elementwise": elementwise_entries,
     "assign": elementwise_entries,
     "reshape": copy_entries,
-    **{name: elementwise_entries for name, op in TABLE.items() if op.family == "elementwise"},
+    **{name: elementwise_entries for name, op in TABLE.items() if op.family == "elementwise" and not op.expansion},
 }
 BFLOAT16 = dict.fromkeys(("fused_elementwise", "assign"), always)

@@ -27,7 +27,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "ctc": ("ctc_loss",),
     "elementwise": (
         *("fused_elementwise", "assign", "reshape"),
-        *(name for name, op in TABLE.items() if op.family == "elementwise"),
+        *(name for name, op in TABLE.items() if op.family == "elementwise" and not op.expansion),
     ),
     "embedding": ("take", "embedding", "take_gradient", "count_indices"),
     "gemm.gemm_tn": ("matmul_update",),
