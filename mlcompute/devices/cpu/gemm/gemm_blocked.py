@@ -24,10 +24,10 @@ from mlcompute.devices.cpu.gemm.packed_gemm import (
     FLOPS_PER_NS,
     call_pack,
     call_packed_gemm,
+    in_wide_panels,
     pack_columns,
     pack_rows,
     packed_gemm,
-    padded,
     panel_width,
 )
 from mlcompute.devices.cpu.runtime.entry import Entry
@@ -86,8 +86,8 @@ def _sums(m: int, n: int) -> dict[str, int]:
 
 def _block_columns(n: int) -> int:
     """Columns of b that are packed at a time, in full panels."""
-    panel = panel_width(n) * vector_lanes()
-    return min(padded(n), max(1, _WIDE // panel) * panel)
+    panel = panel_width(in_wide_panels(n)) * vector_lanes()
+    return min(in_wide_panels(n), max(1, _WIDE // panel) * panel)
 
 
 def _tall(m: int) -> int:
@@ -113,7 +113,8 @@ def gemm_blocked_entry(
     args = KernelArguments(code)
     types = [MEMORY_TYPES[operand.dtype] for operand in (a, b, y)]
     memory = None if buffer is None else ThreadWorkspace(args, buffer, _sums(m, n))
-    panel = panel_width(n) * vector_lanes()
+    as_if = in_wide_panels(n)
+    panel = panel_width(as_if) * vector_lanes()
     panels = -(-n // panel)
     threads = operands.threads if memory is None else min(operands.threads, memory.count)
     cuts = [cut_rows_and_panels(-(-fewer // count), m, panels) for fewer in range(1, threads + 1)]
@@ -122,8 +123,8 @@ def gemm_blocked_entry(
     a_row, a_depth, b_depth, b_column = args.numbers([*a.strides[-2:], *b.strides[-2:]])
     b_stride = b_column if by_columns else b_depth
     pointers = [args.pointer(operand) for operand in (a, b, y)]
-    multiply = args.pointer(packed_gemm(n))
-    pack = args.pointer((pack_columns if by_columns else pack_rows)(n, types[1]))
+    multiply = args.pointer(packed_gemm(as_if))
+    pack = args.pointer((pack_columns if by_columns else pack_rows)(as_if, types[1]))
     axes = axis_registers(args, batch)
     # Few rows read a panel once: it is multiplied while it is in the first-level cache.
     at_once = _block_columns(n) // panel if -(-m // down) > _ROWS or not by_columns else 1

@@ -20,10 +20,11 @@ from mlcompute.devices.cpu.gemm.packed_gemm import (
     FLOPS_PER_NS,
     call_pack,
     call_packed_gemm,
+    in_wide_panels,
     pack_rows,
     packed_gemm,
-    padded,
     panel_width,
+    tallest_tile,
 )
 from mlcompute.devices.cpu.kernels.elementwise import fused_entry
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker, always
@@ -34,9 +35,8 @@ from mlcompute.ops.op import FLOAT32, Step, Value
 
 #: Beyond this b would be read from main memory again for every few rows of y.
 _LARGEST_B = 1 << 20
-#: Rows of y that are made, and used, at a time: few enough for the cache, and registers full twice. Fewer
-#: where not every slice has two of these tiles.
-_TILE_ROWS, _FEWER_ROWS = 12, 8
+#: Rows of y that are made, and used, at a time, where every slice has two times as many.
+_TILE_ROWS = 12
 
 
 def is_gemm_tn(a: Operand, b: Operand, y: Operand) -> bool:
@@ -73,18 +73,20 @@ def matmul_update_workspace(step: Step) -> int:
 
 def _packed_bytes(b: Value) -> int:
     depth, columns = b.shape
-    return 4 * depth * padded(columns)
+    return 4 * depth * in_wide_panels(columns)
 
 
 def _tiles_bytes(rows: int, columns: int) -> int:
     """One tile per slice of the rows."""
-    slices, height = _cut(rows)
+    slices, height = _cut(rows, columns)
     return -(-slices * height * columns * 4 // 64) * 64
 
 
-def _cut(rows: int) -> tuple[int, int]:
-    """Slices of the rows, no more than have two tiles each, and the rows of a tile."""
-    height = _TILE_ROWS if rows >= 2 * _TILE_ROWS * machine_slices() else _FEWER_ROWS
+def _cut(rows: int, columns: int) -> tuple[int, int]:
+    """Slices of the rows, no more than have two tiles each, and the rows of a tile: such as fill the registers."""
+    full = tallest_tile(panel_width(in_wide_panels(columns)))
+    several = -(-_TILE_ROWS // full) * full
+    height = several if rows >= 2 * several * machine_slices() else full
     return max(1, min(machine_slices(), rows // (2 * height))), height
 
 
@@ -94,7 +96,7 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     (g,) = multiply.results
     a, b = (operands[value] for value in multiply.inputs)
     (m, n), k, nbytes = g.shape, a.shape[1], _tiles_bytes(*g.shape)
-    count, tile = _cut(m)
+    count, tile = _cut(m, n)
     buffer = operands.workspace(step, 0, nbytes)
     packed = operands.workspace(step, nbytes, _packed_bytes(multiply.inputs[1]))
     full = Operand(buffer.base, 0, g.shape, dense_strides(g.shape), g.dtype)  # as the update sees a tile
@@ -103,7 +105,11 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
         return None
     code = Code("matmul_update")
     args = KernelArguments(code)
-    gemm, call_update, scratch = args.pointer(packed_gemm(n)), args.pointer(update.code), args.pointer(buffer)
+    gemm, call_update, scratch = (
+        args.pointer(packed_gemm(in_wide_panels(n))),
+        args.pointer(update.code),
+        args.pointer(buffer),
+    )
     rows, columns, depth, a_row = args.numbers([m, n, k, a.strides[1]])
     from_a, from_b = args.pointer(a), args.pointer(packed)
     slices, height = args.numbers([count, tile])
@@ -139,11 +145,11 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
 
 def _pack_entry(step: Step, b: Operand, packed: Operand) -> Entry:
     """b in panels, which threads share."""
-    depth, columns = b.shape
+    (depth, columns), as_if = b.shape, in_wide_panels(b.shape[1])
     code = Code("pack_factor")
     args = KernelArguments(code)
-    mine = code.share(args.number(columns), panel_width(columns) * vector_lanes())
-    pack, steps = args.pointer(pack_rows(columns, MEMORY_TYPES[b.dtype])), args.number(depth)
+    mine = code.share(args.number(columns), panel_width(as_if) * vector_lanes())
+    pack, steps = args.pointer(pack_rows(as_if, MEMORY_TYPES[b.dtype])), args.number(depth)
     source = args.pointer(b), args.number(b.strides[0])
     call_pack(code, pack, mine, steps, source, args.pointer(packed))
     return Entry(step, code, args.values, [b], [packed], kernel="pack", cost=0.3 * b.size)

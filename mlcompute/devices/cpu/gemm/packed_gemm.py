@@ -32,11 +32,25 @@ def registers() -> int:
     return 32 if vector_lanes() == 16 or platform.machine() in ("arm64", "aarch64") else 16
 
 
+#: What a vector of a panel costs, by the vectors a panel has: few of them leave few sums to work on at once.
+_COSTS = {1: 1.25, 2: 1.08, 3: 1.02, 4: 1.0}
+
+
+def _widths() -> range:
+    return range(4 if registers() == 32 else 2, 0, -1)
+
+
 def panel_width(columns: int) -> int:
     """Vectors per panel: those that waste least on the last panel, and of these the most."""
     vectors = -(-columns // vector_lanes())
-    widths = range(4 if registers() == 32 else 2, 0, -1)
-    return min(widths, key=lambda width: -(-vectors // width) * width)
+    return min(_widths(), key=lambda width: -(-vectors // width) * width)
+
+
+def in_wide_panels(columns: int) -> int:
+    """As many columns, or a few more, as have wide panels: for packing and multiplying the given ones as if so many."""
+    vectors = -(-columns // vector_lanes())
+    counts = {-(-vectors // width) * width: _COSTS[width] for width in reversed(_widths())}
+    return min(counts, key=lambda count: count * counts[count]) * vector_lanes()
 
 
 def padded(columns: int) -> int:
@@ -45,10 +59,9 @@ def padded(columns: int) -> int:
     return -(-columns // panel) * panel
 
 
-def _heights(width: int) -> Sequence[int]:
-    """Rows of a tile, tallest first. Some registers are left to a row of b and an element of a."""
-    tallest = {1: 14, 2: 12, 3: 8, 4: 6} if registers() == 32 else {1: 8, 2: 6}
-    return (tallest[width], 4, 2, 1)
+def tallest_tile(width: int) -> int:
+    """Rows that are summed at once. Some registers are left to a row of b and an element of a."""
+    return ({1: 14, 2: 12, 3: 8, 4: 6} if registers() == 32 else {1: 8, 2: 6})[width]
 
 
 # The functions, for `KernelArguments.pointer`: void(i64, i64, ptr arguments), the first two unused ------------------
@@ -126,7 +139,7 @@ def _write_packed_gemm(code: Code, width: int) -> None:
             c_block = code.at(c, column, "float")
             remaining = code.sub(columns, column)
             begin: str | int = 0
-            for height in _heights(width):
+            for height in (tallest_tile(width), 4, 2, 1):
                 end = code.add(begin, code.mul(code.div(code.sub(rows, begin), height), height))
                 with code.loop(begin, end, height) as row:
                     numbers = [code.add(row, i) for i in range(height)]
