@@ -107,3 +107,39 @@ def test_a_failed_run_is_told_by_the_next_call_without_asking_the_device(monkeyp
         ours.execute({"x": X}, {"t": T})
     np.testing.assert_array_equal(weights.data, expected.data)
     assert ours.optimizer.time_step == theirs.optimizer.time_step == 33
+
+
+@bench.needs_engine
+def test_losses_are_those_of_their_runs_however_many_come_after_them() -> None:
+    device = mlc.Device(engine=EmulatedCuda())
+    (ours, _), (theirs, _) = trained(device), trained(device)
+    expected = [theirs.execute({"x": X}, {"t": T}, options=SYNCHRONOUS).result.data.item() for _ in range(14)]
+    runs = [ours.execute({"x": X}, {"t": T}) for _ in range(14)]
+    assert [run.result.data.item() for run in runs] == expected
+    assert len(set(expected)) == 14
+
+
+@bench.needs_engine
+@pytest.mark.parametrize("is_launched", [False, True])
+def test_runs_are_counted_right_after_one_that_could_not_be_started(
+    monkeypatch: pytest.MonkeyPatch, is_launched: bool
+) -> None:
+    engine = EmulatedCuda()
+    training, _ = trained(mlc.Device(engine=engine))
+    for _ in range(12):  # graphs have been captured
+        training.execute({"x": X}, {"t": T}).wait()
+    launch = engine.driver.launch_graph
+
+    def refuse(graph: int, stream: int, mark: int) -> None:
+        if is_launched:
+            launch(graph, stream, mark)
+        raise mlc.DeviceError("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.driver, "launch_graph", refuse)
+        with pytest.raises(mlc.DeviceError, match="refused"):
+            training.execute({"x": X}, {"t": T}).wait()
+    progress = engine.progress
+    for _ in range(2):
+        assert progress.started == progress.finished[0] > 0
+        training.execute({"x": X}, {"t": T}).wait()
