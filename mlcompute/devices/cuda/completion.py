@@ -170,26 +170,29 @@ class Statuses:
 
 
 class Progress:
-    """How many runs a device has finished, in the order of its stream: the last kernel of each counts it.
+    """How many runs a device has finished, in the order of its stream: the first kernel of the next one tells.
+
+    Runs that begin without copies do not count.
 
     started    how many it was given
     finished   how many it has told the host of: memory, cheap to read
-    addresses  where the device counts, and where it tells the host
+    addresses  where the device counts those that have begun, and where it tells the host
     """
 
     def __init__(self, driver: Driver, staging: Staging) -> None:
-        self.started, self._driver = 0, driver
+        self.started = 0
         self._count, self._told = CudaBuffer(driver, staging, 8), Pinned(driver, 8)
         self._count.write(np.zeros(8, np.uint8))
         self._told.memory[:] = 0
         self.finished = self._told.memory.data.cast("Q")
         self.addresses = self._count.address, self._told.address
 
-    def recount(self, stream: int) -> None:
+    def recount(self) -> None:
         """A run could not be started, or only in part: the device may have counted it, or not."""
+        begun = np.zeros(1, np.uint64)
         with contextlib.suppress(DeviceError):  # a device that is lost finishes nothing any more
-            self._driver.synchronize(stream)
-        self.started = self.finished[0]
+            self._count.read(begun)
+            self.started = int(begun[0])
 
 
 class CudaCompletion(Completion):
@@ -209,6 +212,8 @@ class CudaCompletion(Completion):
         phases: Sequence[str],
         turn: int,
         mark: int,
+        *,
+        is_counted: bool,
     ) -> None:
         self._engine = engine
         self._event = mark
@@ -217,8 +222,8 @@ class CudaCompletion(Completion):
         self._phases = phases
         self._turn = turn
         self._finished = progress.finished
-        #: Among all runs of the device. One that has finished tells that all before it have.
-        self._number = progress.started = progress.started + 1
+        #: When so many runs of the device have finished, it has.
+        self._number = progress.started = progress.started + is_counted
         self._is_finished = False
         self._error: ExecutionError | None = None
         #: What it has sent, once its place in pinned memory belongs to another run.
@@ -228,7 +233,8 @@ class CudaCompletion(Completion):
         return self._statuses.has_failure()  # that it has finished well is looked for when many have
 
     def has_succeeded(self) -> bool:
-        return self._number <= self._finished[0] and self._error is None and not self._statuses.has_failure()
+        is_over = self._is_finished or self._number <= self._finished[0]
+        return is_over and self._error is None and not self._statuses.has_failure()
 
     def is_done(self) -> bool:
         if not self._is_finished and (self._number <= self._finished[0] or self._engine.driver.is_reached(self._event)):

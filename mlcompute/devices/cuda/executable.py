@@ -289,8 +289,8 @@ class CudaExecutable(Executable):
     def run(self, phases: Sequence[str], profile: Profile | None = None) -> Completion | None:
         engine, blocks = self.engine, self._blocks
         with engine.lock:
-            turn = blocks.turn
-            if self.can_fail or blocks.is_captured:
+            turn, has_copies = blocks.turn, self.can_fail or blocks.is_captured
+            if has_copies:
                 blocks.settle(turn)
             key = (tuple(phases), turn, self._lent_from)
             graph = self._graphs.get(key) if profile is None else None
@@ -303,12 +303,15 @@ class CudaExecutable(Executable):
                 else:
                     self._driver.launch_graph(graph.handle, self._stream, mark)
             except BaseException:
-                self._progress.recount(self._stream)
+                self._progress.recount()
                 raise
-            completion = CudaCompletion(engine, self._progress, self._statuses, blocks, phases, turn, mark)
+            completion = CudaCompletion(
+                engine, self._progress, self._statuses, blocks, phases, turn, mark, is_counted=has_copies
+            )
             blocks.is_read(completion, turn)
-            for array in self._lent.values():
-                array.end_reading()
+            if self._lent:
+                for array in self._lent.values():
+                    array.end_reading()
             return completion
 
     def _run_or_capture(self, key: _GraphKey, profile: Profile | None) -> _Graph | None:
@@ -386,18 +389,18 @@ class CudaExecutable(Executable):
 
     def _begin(self, stream: int) -> None:
         """What stands before the first kernel."""
-        self._copy([*self._blocks.arrivals(), *self._statuses.cleared()], stream)
+        self._copy([*self._blocks.arrivals(), *self._statuses.cleared()], stream, begins=True)
 
     def _end(self, phases: Sequence[str], stream: int) -> None:
         """What stands behind the last kernel."""
         results = self._blocks.departures() if "forward" in phases else []
-        self._copy([*self._statuses.reported(self._blocks.turn), *results], stream, ends=True)
+        self._copy([*self._statuses.reported(self._blocks.turn), *results], stream)
 
-    def _copy(self, copies: Sequence[Copy], stream: int, *, ends: bool = False) -> None:
-        if copies or ends:
-            key = ends, tuple(copies)
+    def _copy(self, copies: Sequence[Copy], stream: int, *, begins: bool = False) -> None:
+        if copies:
+            key = begins, tuple(copies)
             if key not in self._copies:
-                self._copies[key] = PinnedCopies(self.engine, copies, ends=ends)
+                self._copies[key] = PinnedCopies(self.engine, copies, begins=begins)
             self._copies[key].enqueue(stream)
 
     def _enqueue_one(self, work: Work, stream: int) -> None:

@@ -1,8 +1,8 @@
 """Copies between pinned host memory and the device by a kernel: in a captured graph it is cheaper than a copy node.
 
 The device reads and writes pinned memory by itself. A node for the copy engine makes the engines wait for each other,
-which takes longer than to move so few bytes. What is to be copied, or set to zero, at one time is one launch. The last
-one of a run counts it, where the host can see that: asking the driver takes longer than all that Python does meanwhile.
+which takes longer than to move so few bytes. What is to be copied, or set to zero, at one time is one launch. The first
+one of a run tells the host how many runs came before it, which are over then: asking the driver takes longer.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ _COPIES = "\n".join(
 )
 _SOURCE = f"""
 extern "C" __global__ void KERNEL(const uint4* from, uint4* to, int count, {_PARAMETERS},
-                                  unsigned long long* finished, volatile unsigned long long* told) {{
-    const int first = blockIdx.x * blockDim.x + threadIdx.x, apart = gridDim.x * blockDim.x;
+                                  unsigned long long* begun, volatile unsigned long long* told) {{
+    if (begun && blockIdx.x == gridDim.x - 1) {{  // a block of its own: no copy waits for this
+        if (threadIdx.x == 0) {{
+            const unsigned long long before = *begun;
+            __threadfence_system();  // what they have sent can be seen before the count
+            *told = before;
+            *begun = before + 1;
+        }}
+        return;
+    }}
+    const int first = blockIdx.x * blockDim.x + threadIdx.x, apart = (gridDim.x - (begun != 0)) * blockDim.x;
     for (int at = first; at < count; at += apart) to[at] = from[at];
 {_COPIES}
-    if (finished) {{  // one block: what all of its threads have copied can be seen before the count
-        __threadfence_system();
-        __syncthreads();
-        if (threadIdx.x == 0) {{
-            __threadfence_system();
-            *told = *finished += 1;
-        }}
-    }}
 }}
 """
 
@@ -57,10 +58,10 @@ class Copy(NamedTuple):
 class PinnedCopies:
     """Some copies in one launch.
 
-    ends   are they the last of a run, which is counted then?
+    begins   are they the first of a run, which is counted then?
     """
 
-    def __init__(self, engine: Cuda, copies: Sequence[Copy], *, ends: bool) -> None:
+    def __init__(self, engine: Cuda, copies: Sequence[Copy], *, begins: bool) -> None:
         wide = max((copy for copy in copies if copy.is_wide), key=lambda copy: copy.nbytes, default=None)
         narrow = [copy for copy in copies if copy is not wide]
         assert len(narrow) <= _MOST
@@ -72,10 +73,10 @@ class PinnedCopies:
         for copy in (*narrow, *[Copy(0, 0, 0)] * (_MOST - len(narrow))):
             values += [copy.source, copy.target, copy.nbytes // 4]
         most = max(values[2::3])
-        values += engine.progress.addresses if ends else (0, 0)
+        values += engine.progress.addresses if begins else (0, 0)
         self._values = np.array(values, np.uint64)
         self._parameters = self._values.ctypes.data + 8 * np.arange(len(values), dtype=np.uint64)
-        self._grid = (1 if ends else max(1, min(engine.driver.multiprocessors, -(-most // _THREADS))), 1, 1)
+        self._grid = (max(1, min(engine.driver.multiprocessors, -(-most // _THREADS))) + begins, 1, 1)
 
     def enqueue(self, stream: int) -> None:
         """Enqueue them."""
