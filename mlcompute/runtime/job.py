@@ -135,7 +135,7 @@ class Job:
         if self.is_done and self.undo is not None and completion is not None:
             if completion.has_succeeded():
                 self.completion = self.undo = self.data = None
-            elif completion.is_done():
+            elif completion.has_news() and completion.is_done():
                 self.wait_for_device()
         return self.is_done and self.undo is None
 

@@ -103,7 +103,7 @@ class Counting(CudaDriver):
         self.kernels.append(names)
         return super().end_capture(stream)
 
-    def launch_graph(self, graph: int, stream: int, mark: int) -> None:
+    def launch_graph(self, graph: int, stream: int, mark: int | None) -> None:
         self.launches += 1
         super().launch_graph(graph, stream, mark)
 

@@ -96,9 +96,12 @@ def test_a_failed_run_is_told_by_the_next_call_without_asking_the_device(monkeyp
     asked: list[int] = []
     monkeypatch.setattr(engine.driver, "is_reached", lambda event: not asked.append(event))
     monkeypatch.setattr(engine.driver, "wait", lambda event: asked.append(event))
+    monkeypatch.setattr(engine.driver, "record", lambda event, stream: asked.append(event))
     for _ in range(20):
-        theirs.execute({"x": X}, {"t": T})
-    assert len(asked) <= 10, "one question in four calls"
+        run = theirs.execute({"x": X}, {"t": T})
+    assert not asked, "each run tells that the one before it is over"
+    run.wait()
+    assert asked == asked[:1] * 2, "the last one is waited for at a mark"
     for step in range(20):
         if step % 6 == 2:
             ours.execute({"x": X}, {"t": BAD})
@@ -130,7 +133,7 @@ def test_runs_are_counted_right_after_one_that_could_not_be_started(
         training.execute({"x": X}, {"t": T}).wait()
     launch = engine.driver.launch_graph
 
-    def refuse(graph: int, stream: int, mark: int) -> None:
+    def refuse(graph: int, stream: int, mark: int | None) -> None:
         if is_launched:
             launch(graph, stream, mark)
         raise mlc.DeviceError("refused")
@@ -143,3 +146,21 @@ def test_runs_are_counted_right_after_one_that_could_not_be_started(
     for _ in range(2):
         assert progress.started == progress.finished[0] + 1 > 1  # the last is told of by the next
         training.execute({"x": X}, {"t": T}).wait()
+
+
+@bench.needs_engine
+def test_waiting_for_a_run_that_another_will_tell_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = EmulatedCuda()
+    training, _ = trained(mlc.Device(engine=engine))
+    first, _ = (training.execute({"x": X}, {"t": T}) for _ in range(2))
+    told, finished, waited = engine.progress.finished[0], engine.progress.finished, []
+    finished[0] = told - 1
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            finished[0] = told
+
+    monkeypatch.setattr("mlcompute.devices.cuda.completion.time.sleep", sleep)
+    assert first.wait().result.data > 0.0
+    assert len(waited) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from mlcompute.devices.cuda.device import Cuda
     from mlcompute.devices.cuda.input_blocks import InputBlocks
 
+#: Seconds to look again and again whether a run is over; and those after which the driver is asked to wait.
+_SHORT, _LONG = 1e-4, 2e-2
 #: failed = does any status say so?
 _COMBINE = """
 extern "C" __global__ void KERNEL(int* words, int count) {
@@ -187,6 +190,16 @@ class Progress:
         self.finished = self._told.memory.data.cast("Q")
         self.addresses = self._count.address, self._told.address
 
+    def tells_of(self, number: int) -> bool:
+        """Wait until so many runs are over; False if that takes long."""
+        start = time.perf_counter()
+        while self.finished[0] < number:
+            waited = time.perf_counter() - start
+            if waited > _LONG:
+                return False
+            time.sleep(0.0 if waited < _SHORT else _SHORT)
+        return True
+
     def recount(self) -> None:
         """A run could not be started, or only in part: the device may have counted it, or not."""
         begun = np.zeros(1, np.uint64)
@@ -196,11 +209,15 @@ class Progress:
 
 
 class CudaCompletion(Completion):
-    """A run in the engine's stream, up to a mark."""
+    """A run in the engine's stream.
+
+    mark   behind it; None: it counts, and the next run will tell that it is over. Until there is one, whoever asks or
+           waits sets a mark
+    """
 
     __slots__ = (
-        *("_blocks", "_engine", "_error", "_event", "_finished", "_is_finished", "_number", "_phases", "_statuses"),
-        *("_turn", "report"),
+        *("_blocks", "_engine", "_error", "_event", "_finished", "_is_finished", "_number", "_phases", "_progress"),
+        *("_statuses", "_turn", "report"),
     )
 
     def __init__(
@@ -211,9 +228,7 @@ class CudaCompletion(Completion):
         blocks: InputBlocks,
         phases: Sequence[str],
         turn: int,
-        mark: int,
-        *,
-        is_counted: bool,
+        mark: int | None,
     ) -> None:
         self._engine = engine
         self._event = mark
@@ -221,9 +236,9 @@ class CudaCompletion(Completion):
         self._blocks = blocks
         self._phases = phases
         self._turn = turn
-        self._finished = progress.finished
+        self._progress, self._finished = progress, progress.finished
         #: When so many runs of the device have finished, it has.
-        self._number = progress.started = progress.started + is_counted
+        self._number = progress.started = progress.started + (mark is None)
         self._is_finished = False
         self._error: ExecutionError | None = None
         #: What it has sent, once its place in pinned memory belongs to another run.
@@ -237,15 +252,31 @@ class CudaCompletion(Completion):
         return is_over and self._error is None and not self._statuses.has_failure()
 
     def is_done(self) -> bool:
-        if not self._is_finished and (self._number <= self._finished[0] or self._engine.driver.is_reached(self._event)):
-            self._learn()
+        if not self._is_finished:
+            is_over = self._number <= self._finished[0]
+            if is_over or (not self._is_told_of and self._engine.driver.is_reached(self._mark())):
+                self._learn()
         return self._is_finished
+
+    @property
+    def _is_told_of(self) -> bool:
+        """Will another run tell that it is over? It was started after this one."""
+        return self._event is None and self._number < self._progress.started
+
+    def _mark(self) -> int:
+        """The mark behind it, set now if need be."""
+        event, engine = self._event, self._engine
+        if event is None:
+            event = engine.take_event()
+            engine.driver.record(event, engine.stream)
+            self._event = event  # of two threads that come here at once, one loses its mark: no harm is done
+        return event
 
     def finish(self) -> None:
         """Wait, and learn how it went."""
         if not self._is_finished:
-            if self._number > self._finished[0]:
-                self._engine.driver.wait(self._event)
+            if self._number > self._finished[0] and not (self._is_told_of and self._progress.tells_of(self._number)):
+                self._engine.driver.wait(self._mark())
             self._learn()
 
     def _learn(self) -> None:
@@ -267,4 +298,5 @@ class CudaCompletion(Completion):
             raise self._error
 
     def __del__(self) -> None:
-        self._engine.events.append(self._event)
+        if self._event is not None:
+            self._engine.events.append(self._event)

@@ -374,15 +374,14 @@ class CudaDriver:
         if result == self._success:
             library.cuGraphDestroy(graph)
 
-    def launch_graph(self, graph: int, stream: int, mark: int) -> None:
+    def launch_graph(self, graph: int, stream: int, mark: int | None) -> None:
         # A stream knows its device, too: one that is refused was not launched, and is tried again with all in order.
         calls = self._calls
         if _is_forked or calls.cuGraphLaunch(graph, stream):
             self._enter()
             self._check_code("cuGraphLaunch", calls.cuGraphLaunch(graph, stream))
-        code = calls.cuEventRecord(mark, stream)
-        if code:
-            self._check_code("cuEventRecord", code)
+        if mark is not None:
+            self._check_code("cuEventRecord", calls.cuEventRecord(mark, stream))
 
     def upload_graph(self, graph: int, stream: int) -> None:
         self._check("cuGraphUpload", self._enter().cuGraphUpload(graph, stream))

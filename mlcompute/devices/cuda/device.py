@@ -94,7 +94,10 @@ class Cuda(Engine):
 
     def take_event(self) -> int:
         """A mark that nobody uses."""
-        return self.events.pop() if self.events else self.driver.create_event()
+        try:
+            return self.events.pop()
+        except IndexError:
+            return self.driver.create_event()
 
     @property
     def staging(self) -> Staging:

@@ -131,8 +131,8 @@ class Driver(Protocol):
     def abort_capture(self, stream: int) -> None:
         """Forget what was noted since."""
 
-    def launch_graph(self, graph: int, stream: int, mark: int) -> None:
-        """Enqueue a graph and, behind it, a mark."""
+    def launch_graph(self, graph: int, stream: int, mark: int | None) -> None:
+        """Enqueue a graph and, where one is given, a mark behind it."""
 
     def upload_graph(self, graph: int, stream: int) -> None:
         """Enqueue what the first launch of a graph would do besides running it."""

@@ -297,17 +297,15 @@ class CudaExecutable(Executable):
             try:
                 if graph is None:
                     graph = self._run_or_capture(key, profile)
-                mark = engine.take_event()
-                if graph is None:
-                    self._driver.record(mark, self._stream)
-                else:
+                mark = None if has_copies else engine.take_event()  # a mark keeps the next graph waiting for a while
+                if graph is not None:
                     self._driver.launch_graph(graph.handle, self._stream, mark)
+                elif mark is not None:
+                    self._driver.record(mark, self._stream)
             except BaseException:
                 self._progress.recount()
                 raise
-            completion = CudaCompletion(
-                engine, self._progress, self._statuses, blocks, phases, turn, mark, is_counted=has_copies
-            )
+            completion = CudaCompletion(engine, self._progress, self._statuses, blocks, phases, turn, mark)
             blocks.is_read(completion, turn)
             if self._lent:
                 for array in self._lent.values():

@@ -249,9 +249,10 @@ class EmulatedDriver:
         capture = self._captured[stream]
         self._captured = {key: each for key, each in self._captured.items() if each is not capture}
 
-    def launch_graph(self, graph: int, stream: int, mark: int) -> None:
+    def launch_graph(self, graph: int, stream: int, mark: int | None) -> None:
         self.graph_launches += 1
-        self.record(mark, stream)
+        if mark is not None:
+            self.record(mark, stream)
         with self._lock:
             self._pending.extend(self._graphs[graph].ordered())
             self._go_on()
