@@ -221,7 +221,8 @@ def _gelu_gradient(dy: Any, x: Any, sigmoid: Callable[[Any], Any]) -> Any:
     """dy times the slope of gelu at x."""
     cubic = x * x * GELU_CUBIC
     s = sigmoid((cubic + 1.0) * x * (2.0 * GELU_SCALE))
-    return dy * (s + x * (s * (1.0 - s)) * (2.0 * GELU_SCALE) * (cubic * 3.0 + 1.0))
+    # x is read last: then s and the cube are computed from it, not kept from the forward pass (`rematerialize`).
+    return dy * (s * (1.0 - s) * (cubic * 3.0 + 1.0) * x * (2.0 * GELU_SCALE) + s)
 
 
 # Ops of their own, because libraries apply them to a product before it is stored; else they are what they expand into.

@@ -110,8 +110,8 @@ template <typename T> __device__ __forceinline__ T gelu(T x) {
 template <typename T> __device__ __forceinline__ T gelu_gradient(T dy, T x) {
     T cubic = mul_rn(mul_rn(x, x), T(GELU_CUBIC));
     T s = sigmoid(mul_rn(mul_rn(add_rn(cubic, T(1)), x), T(GELU_FACTOR)));
-    T steep = mul_rn(mul_rn(x, mul_rn(s, T(1) - s)), T(GELU_FACTOR));
-    return mul_rn(dy, add_rn(s, mul_rn(steep, add_rn(mul_rn(cubic, T(3)), T(1)))));
+    T steep = mul_rn(mul_rn(s, T(1) - s), add_rn(mul_rn(cubic, T(3)), T(1)));
+    return mul_rn(dy, add_rn(mul_rn(mul_rn(steep, x), T(GELU_FACTOR)), s));
 }
 
 // Integer powers: overflow wraps, and a negative exponent counts as 0.
