@@ -103,8 +103,10 @@ def test_weights_in_registers_in_shared_memory_and_elsewhere(
     check(emulated(), (3, 2, 3, 37), False, True)
 
 
-def test_views_are_read_in_place() -> None:
+@pytest.mark.parametrize("most", [256, 0], ids=["one kernel", "time by time"])
+def test_views_are_read_in_place(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """x with its axes swapped, and states that are one number repeated."""
+    monkeypatch.setattr(recurrent, "MOST_HIDDEN", most)
     n, t, inputs, hidden = 3, 4, 5, 6
     arrays = arrays_of(n, t, inputs, hidden, False)
     arrays[0] = np.ascontiguousarray(arrays[0].transpose(1, 0, 2))

@@ -14,7 +14,7 @@ from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.types import memory_type
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Status
 from mlcompute.devices.cuda.kernels.matmul import product_launches
-from mlcompute.devices.cuda.kernels.strided_copy import transposed
+from mlcompute.devices.cuda.kernels.strided_copy import strided_copy, transposed
 from mlcompute.devices.loop_nest import Operand
 from mlcompute.ops.op import Step
 
@@ -70,8 +70,10 @@ def forward_launches(
     n, times, _ = m.y.shape
     launches: list[Work] = [] if lengths is None else [length_check(step, lengths, times)]
     visited = range(times - 1, -1, -1) if reverse else range(times)
+    copies, first = first_state(step, m.h0, m.last_h)
+    launches += copies
     for number, t in enumerate(visited):
-        h = m.h0 if number == 0 else m.last_h
+        h = first if number == 0 else m.last_h
         launches += product_launches(step, h, transposed(wh), m.recurrent, scratch)
         arguments: list[Argument] = [
             m.gates, m.recurrent, m.bias, m.h0, m.c0, m.y, m.last_h, m.last_c, m.cells,
@@ -109,6 +111,11 @@ def backward_launches(
         if t >= 0:
             launches += product_launches(step, at_time(m.dz, t), wh, m.dh, scratch)
     return launches
+
+
+def first_state(step: Step, h0: Operand, last_h: Operand) -> tuple[Sequence[Work], Operand]:
+    """The first state as cuBLASLt can read it: zeros that are repeated are copied to where the last one will be."""
+    return ([], h0) if h0.is_dense else (strided_copy(step, h0, last_h), last_h)
 
 
 def at_time(operand: Operand, t: int) -> Operand:

@@ -15,6 +15,7 @@ from mlcompute.devices.cuda.kernels.column_sums import column_sums
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row
 from mlcompute.devices.cuda.kernels.lstm_steps import (
     at_time,
+    first_state,
     length_arguments,
     length_check,
     length_of,
@@ -51,8 +52,10 @@ def rnn_launches(step: Step, operands: Operands) -> Sequence[Work]:
         launches.append(length_check(step, lengths, plan.times))
     source = rnn_source.cell_source(cell, length_parameters(lengths), length_of(lengths))
     recurrent, grid = memory["recurrent"], blocks_for(last_h.size)
+    copies, first = first_state(step, h0, last_h)
+    launches += copies
     for number, t in enumerate(reversed(range(plan.times)) if plan.reverse else range(plan.times)):
-        launches += product_launches(step, last_h if number else h0, transposed(wh), recurrent, scratch)
+        launches += product_launches(step, last_h if number else first, transposed(wh), recurrent, scratch)
         numbers = (plan.samples, plan.times, plan.hidden, t, int(number == 0))
         arguments = [gates, recurrent, bias, h0, y, last_h, *map(np.int32, numbers), *strides]
         arguments += length_arguments(lengths)
