@@ -66,6 +66,10 @@ class Operand(NamedTuple):
     def byte_offset(self) -> int:
         return self.offset * self.dtype.itemsize
 
+    def permuted(self, axes: Sequence[int]) -> Operand:
+        """The same memory with its axes in another order."""
+        return self._replace(shape=tuple([self.shape[a] for a in axes]), strides=tuple([self.strides[a] for a in axes]))
+
 
 class Operands:
     """Operands of all values of a program; views are resolved to the memory they show."""

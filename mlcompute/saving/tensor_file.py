@@ -5,11 +5,11 @@ n bytes       {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]
               spaces at the end; offsets count from the end of the header, metadata is text
 the rest      the tensors' elements, row-major and little-endian; every byte belongs to exactly one tensor
 
-The safetensors library reads and judges headers. Headers of checkpoints are written here. They hold the hashes of all
-tensors, which are known when the data has been written, and in a fixed order: version 0.8 of the library wants the
-metadata first and writes it in random order, so that one graph would give many files. Besides, its `save` takes twice
-the size of the file in memory (191 MB for 100), and `save_file` makes a temporary file that our locks, permissions and
-cleaning up know nothing of.
+The safetensors library reads and judges headers. Headers of checkpoints are written here, as version 0.8 of the library
+cannot write these files: it puts metadata into another order in every process, so that one graph would give many files;
+it writes metadata first, while the hashes of all tensors, which are in it, are known when the data has been written;
+and `serialize_file`, which copies nothing, goes through a temporary file of its own, which our locks, permissions and
+cleaning up know nothing of. `serialize` and `save` take twice the size of the file in memory (191 MB for 100).
 """
 
 from __future__ import annotations

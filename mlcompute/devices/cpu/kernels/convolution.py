@@ -290,7 +290,7 @@ def _own_entries(step: Step, operands: Operands, images: Sequence[Operand], resu
     a, y = (_as_matrix(operand, (windows.pixels, operand.shape[-1])) for operand in (image, result))
     w = _as_matrix(weights, weights.shape[:2])
     if step.op.name == "convolution":
-        w = Operand(w.base, w.offset, w.shape[::-1], w.strides[::-1], w.dtype)
+        w = w.permuted((1, 0))
     multiply = gemm_entry(step, operands, a, w, y)
     assert multiply is not None
     return [multiply]

@@ -11,7 +11,7 @@ from mlcompute.devices.cpu.kernels.elementwise import loop_entry
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import LoopNest, Operand, Operands, Strides, dense_strides
 from mlcompute.ops.bfloat16 import is_bfloat16
-from mlcompute.ops.op import FLOAT32, TABLE, Shape, Step, Value
+from mlcompute.ops.op import FLOAT32, TABLE, Step, Value
 
 Measure = Callable[[Step], int]
 
@@ -116,7 +116,7 @@ def conversion_entry(step: Step, value: Value, source: Operand, target: Operand,
     order = sorted(range(len(source.shape)), key=lambda axis: -abs(target.strides[axis]))
     seen, made = (_placed(value, operand) for operand in (source, target))
     convert = Step(TABLE["convert"], (seen,), (made,), {"to": target.dtype}, step.layer, step.phase)
-    loads, stores = (_ordered(operand, order) for operand in (source, target))
+    loads, stores = (operand.permuted(order) for operand in (source, target))
     nest = LoopNest.of(loads.shape, [(seen, loads)], [convert], [(made, stores)])
     entry = loop_entry(step, nest, threads)
     entry.kernel = "bfloat16 to float32" if is_bfloat16(source.dtype) else "float32 to bfloat16"
@@ -125,9 +125,3 @@ def conversion_entry(step: Step, value: Value, source: Operand, target: Operand,
 
 def _placed(value: Value, operand: Operand) -> Value:
     return Value(value.trace, value.index, operand.shape, operand.dtype, "temporary", value.label)
-
-
-def _ordered(operand: Operand, order: Sequence[int]) -> Operand:
-    shape: Shape = tuple(operand.shape[axis] for axis in order)
-    strides = tuple(operand.strides[axis] for axis in order)
-    return Operand(operand.base, operand.offset, shape, strides, operand.dtype)

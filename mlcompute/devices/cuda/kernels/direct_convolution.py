@@ -48,9 +48,7 @@ def channels_first(step: Step, operands: Operands) -> tuple[Operand, Operand, Op
     for side, value in zip(_SIDES[step.op.name], (*step.inputs, *step.results), strict=True):
         found[side] = operand = operands[value]
         if step.attributes.get("channels_last") and side != "w":
-            axes = to_first(len(operand.shape))
-            shape, strides = (tuple(own[axis] for axis in axes) for own in (operand.shape, operand.strides))
-            found[side] = Operand(operand.base, operand.offset, shape, strides, operand.dtype)
+            found[side] = operand.permuted(to_first(len(operand.shape)))
     return found["x"], found["w"], found["y"]
 
 

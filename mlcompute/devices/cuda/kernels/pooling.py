@@ -50,10 +50,7 @@ class _Pool:
 
     def first(self, operand: Operand) -> Operand:
         """An image as (N, C, H, W), wherever its channels lie."""
-        if not self.is_last:
-            return operand
-        shape, strides = (tuple(own[axis] for axis in to_first(4)) for own in (operand.shape, operand.strides))
-        return operand._replace(shape=shape, strides=strides)
+        return operand.permuted(to_first(4)) if self.is_last else operand
 
     def constants(self) -> str:
         """Definitions that stand before a kernel."""

@@ -13,25 +13,18 @@ from mlcompute.ops.op import Shape, Step
 def strided_copy(step: Step, source: Operand, target: Operand) -> Sequence[Launch]:
     """Copy all elements, in the order in which the target lies in memory."""
     order = sorted(range(len(target.shape)), key=lambda axis: -target.strides[axis])
-    views = [
-        Operand(
-            each.base, each.offset, tuple(each.shape[axis] for axis in order),
-            tuple(each.strides[axis] for axis in order), each.dtype,
-        )
-        for each in (source, target)
-    ]  # fmt: skip
+    read, written = source.permuted(order), target.permuted(order)
     value = step.inputs[0]  # stands for what is copied
-    return nest_launches(step, LoopNest.of(views[0].shape, [(value, views[0])], [], [(value, views[1])]))
+    return nest_launches(step, LoopNest.of(read.shape, [(value, read)], [], [(value, written)]))
 
 
 def transposed(operand: Operand) -> Operand:
     """An operand with its last two axes swapped."""
-    *shape, rows, columns = operand.shape
-    *strides, by_row, by_column = operand.strides
-    return Operand(operand.base, operand.offset, (*shape, columns, rows), (*strides, by_column, by_row), operand.dtype)
+    *others, row, column = range(len(operand.shape))
+    return operand.permuted([*others, column, row])
 
 
 def reshaped(operand: Operand, shape: Shape) -> Operand:
     """A dense operand seen in another shape."""
     assert operand.is_dense
-    return Operand(operand.base, operand.offset, shape, dense_strides(shape), operand.dtype)
+    return operand._replace(shape=shape, strides=dense_strides(shape))
