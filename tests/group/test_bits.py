@@ -38,6 +38,16 @@ def test_fewer_samples_than_slices():
     assert all(same(other, one) for other in run_group(3, lambda group: train(group, last=3)))
 
 
+def test_sums_of_many_slices_take_the_memory_of_a_branch_of_the_tree():
+    def work(group):
+        training = network()
+        training.compile(device=mlc.Device.cpu(), group=group)
+        training.execute({"x": X[0]}, {"t": T[0]})
+        return len(training._session.in_group._spare)
+
+    assert run_group(1, work, slices=8) == [2]  # besides where the sum of all is left
+
+
 @pytest.mark.parametrize("kind", ["adam", "sgd", "global norm", "norm"])
 def test_numbers_are_those_of_a_graph_without_a_group(kind):
     alone = train(None, kind)
