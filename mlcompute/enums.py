@@ -70,13 +70,18 @@ class DeviceType(enum.IntEnum):
 
 
 class GraphCompilationOptions(enum.IntFlag):
-    """Bit set for `compile`."""
+    """Bit set for `compile`.
+
+    DEFER_SINGLE_PASSES (not in ML Compute): passes run one by one are built when the first of them is called, not by
+    `compile`, which takes less time then.
+    """
 
     NONE = 0x0
     DEBUG_LAYERS = 0x1
     DISABLE_LAYER_FUSION = 0x2
     LINK_GRAPHS = 0x4
     COMPUTE_ALL_GRADIENTS = 0x8
+    DEFER_SINGLE_PASSES = 0x10000
 
 
 class ExecutionOptions(enum.IntFlag):

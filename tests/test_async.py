@@ -48,8 +48,8 @@ class Gate(CpuEngine):
         self.name = "gate"  # and so with a queue of its own
         self.is_open = threading.Event()
 
-    def build(self, program: Any, arena: Any) -> Any:
-        executable = super().build(program, arena)
+    def build(self, *arguments: Any, **settings: Any) -> Any:
+        executable = super().build(*arguments, **settings)
         run = executable.run
 
         def gated(*arguments: Any) -> Any:

@@ -103,7 +103,7 @@ def test_an_epoch_with_a_short_last_batch() -> None:
             optimizer.step()
     for parameter, expected in zip(net.parameters, twin.parameters, strict=True):
         assert_close(parameter.data, expected.detach().numpy(), scale=10.0)
-    assert sorted(net.training.programs) == ["fused 2", "fused 6"]
+    assert sorted(net.training.programs) == ["fused 2", "fused 6", "split 6"]
 
 
 @pytest.mark.parametrize("reduction", [NONE, SUM, MEAN])
@@ -124,7 +124,7 @@ def test_sizes_may_change_from_run_to_run() -> None:
         result = net.step(x, t, batch_size=batch).result.data
         assert_close(result, np.float32([net.torch().loss(x[:rows], t[:rows]).item()]))
         assert net.y.data.shape == (rows, 2)
-    assert sorted(net.training.programs) == ["fused 1", "fused 2", "fused 3", "fused 4"]
+    assert sorted(net.training.programs) == ["fused 1", "fused 2", "fused 3", "fused 4", "split 4"]
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mlcompute.compiler.accumulate_gradients import accumulate_gradients
@@ -151,8 +152,8 @@ PASSES = [
     Pass(exchange_sums, when=_in_group),
     Pass(start_from_exchanged, when=_only_updates),
     Pass(add_updates, when=_has_optimizer),
-    Pass(mark_kept),
     Pass(expand),  # what the device lacks -> smaller ops
+    Pass(mark_kept),  # until here, programs that are run in one call and in phases are the same
     Pass(simplify),
     # What is fused or transposed is so in every style or in none: another order of sums would round otherwise.
     Pass(fuse_norm_gradient),
@@ -177,6 +178,9 @@ PASSES = [
     Pass(plan_memory),
 ]
 
+#: The first pass that styles differ in.
+_DIFFERS = next(number for number, each in enumerate(PASSES) if each.transform is mark_kept)
+
 
 def compile_program(
     request: Request, engine: Engine, style: str, batch_size: int = 0, like: Program | None = None
@@ -189,23 +193,44 @@ def compile_program(
     MLC_DEBUG=verify checks the invariants, and that the device supports every step, after each pass; MLC_DEBUG=passes
     prints what each of them changed.
     """
+    return compile_programs(request, engine, [style], batch_size, like)[0]
+
+
+def compile_programs(
+    request: Request, engine: Engine, styles: Sequence[str], batch_size: int = 0, like: Program | None = None
+) -> list[Program]:
+    """Programs of several styles that are alike before `mark_kept`: "fused" and "split"."""
     with collector_paused():
-        context = Context(request, engine, Program(style, batch_size or request.batch_size), like)
-        steps: list[Step] = []
-        for each in PASSES:
-            if each.when(context):
-                before, steps = steps, each.transform(steps, context)
-                if debugs("verify"):
-                    verify_pass(each.name, steps, context)
-                if debugs("passes"):
-                    _print_changes(each, before, steps, context)
-        program = context.program
-        used = {value for step in steps for value in step.inputs if value.kind == "constant"} | program.kept
-        program.constants = {value: array for value, array in context.trace.constants.items() if value in used}
-        if debugs("verify"):
-            verify_program(program)
-        context.trace.clear()  # a program nobody needs any more is then gone at once, without the cyclic collector
-        return program
+        start = Context(request, engine, Program(styles[0], batch_size or request.batch_size), like)
+        steps = _transformed([], start, PASSES[:_DIFFERS])
+        programs: list[Program] = []
+        for style in styles:
+            context = start if style == styles[-1] else start.copied()
+            context.program.name = style
+            programs.append(_finished(steps, context))
+        start.trace.clear()  # a program nobody needs any more is then gone at once, without the cyclic collector
+        return programs
+
+
+def _finished(steps: list[Step], context: Context) -> Program:
+    program = context.program
+    steps = _transformed(steps, context, PASSES[_DIFFERS:])
+    used = {value for step in steps for value in step.inputs if value.kind == "constant"} | program.kept
+    program.constants = {value: array for value, array in context.trace.constants.items() if value in used}
+    if debugs("verify"):
+        verify_program(program)
+    return program
+
+
+def _transformed(steps: list[Step], context: Context, passes: Sequence[Pass]) -> list[Step]:
+    for each in passes:
+        if each.when(context):
+            before, steps = steps, each.transform(steps, context)
+            if debugs("verify"):
+                verify_pass(each.name, steps, context)
+            if debugs("passes"):
+                _print_changes(each, before, steps, context)
+    return steps
 
 
 def _print_changes(each: Pass, before: list[Step], after: list[Step], context: Context) -> None:
@@ -217,4 +242,4 @@ def _print_changes(each: Pass, before: list[Step], after: list[Step], context: C
     print("\n".join([title, *lines]), file=sys.stderr)
 
 
-__all__ = ["PASSES", "STYLES", "Context", "Pass", "Request", "compile_program"]
+__all__ = ["PASSES", "STYLES", "Context", "Pass", "Request", "compile_program", "compile_programs"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -58,6 +59,11 @@ class Context:
     def readable(self) -> frozenset[Value]:
         """Values that some style of execution keeps: styles that must round alike ask for these, not for `kept`."""
         return frozenset((*self.kept, *self.program.values.values(), *self.program.gradients.values()))
+
+    def copied(self) -> Context:
+        """The same so far, to go on in another way."""
+        substitution = self._substitution.copied()
+        return dataclasses.replace(self, program=self.program.copied(), _index=None, _substitution=substitution)
 
     def index(self, steps: list[Step]) -> Index:
         """Makers, readers and aliases of some steps; made once for as long as passes hand the same list on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -63,6 +64,12 @@ class Program:
     def with_kernels(self, kernels: Mapping[Step, str], notes: Mapping[Step, str]) -> Program:
         """The same program with what a device made of it, for people to read."""
         return dataclasses.replace(self, kernels=kernels, notes=notes)
+
+    def copied(self) -> Program:
+        """A program with dictionaries and lists of its own."""
+        return dataclasses.replace(
+            self, **{one.name: copy.copy(getattr(self, one.name)) for one in dataclasses.fields(self)}
+        )
 
     @property
     def runs_in_phases(self) -> bool:

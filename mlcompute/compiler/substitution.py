@@ -11,6 +11,12 @@ class Substitution:
     def __init__(self) -> None:
         self.replaced: dict[Value, Value] = {}
 
+    def copied(self) -> Substitution:
+        """The same so far."""
+        found = Substitution()
+        found.replaced = dict(self.replaced)
+        return found
+
     def __setitem__(self, value: Value, by: Value) -> None:
         self.replaced[value] = self[by]
 

@@ -204,8 +204,12 @@ class Engine(ABC):
         return None
 
     @abstractmethod
-    def build(self, program: Program, arena: Buffer) -> Executable:
-        """Make a program ready to run in an arena at least as large as its plan. The program stays as it is."""
+    def build(self, program: Program, arena: Buffer | None = None, like: Executable | None = None) -> Executable:
+        """Make a program ready to run: its machine code, and all else but memory. The program stays as it is.
+
+        arena   where it runs, at least as large as its plan; None: `Executable.place` says so before its first run
+        like    built before for the same graph: what both need is made once
+        """
 
     def synchronize(self) -> None:
         """Return when everything that was started on the device is done."""
@@ -257,6 +261,10 @@ class Executable(ABC):
     kernels: Mapping[Step, str] = {}
     #: More about that, for the printed program: how threads share the work, say.
     notes: Mapping[Step, str] = {}
+
+    @abstractmethod
+    def place(self, arena: Buffer) -> None:
+        """Run in this arena from the next run on. What the last one has left in another can be read no more."""
 
     @abstractmethod
     def bind(self, value: Value, buffer: Buffer) -> None:

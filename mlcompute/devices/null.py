@@ -37,9 +37,11 @@ class Null(Engine):
     def wrap(self, array: Array) -> Buffer | None:
         return HostBuffer(array)
 
-    def build(self, program: Program, arena: Buffer) -> Executable:
-        assert program.plan.nbytes <= arena.nbytes
-        return _NullExecutable(self, program)
+    def build(self, program: Program, arena: Buffer | None = None, like: Executable | None = None) -> Executable:
+        executable = _NullExecutable(self, program)
+        if arena is not None:
+            executable.place(arena)
+        return executable
 
 
 class _Nothing(Buffer):
@@ -64,6 +66,9 @@ class _Nothing(Buffer):
 class _NullExecutable(Executable):
     def __init__(self, engine: Null, program: Program) -> None:
         self.engine, self.program = engine, program
+
+    def place(self, arena: Buffer) -> None:
+        assert self.program.plan.nbytes <= arena.nbytes
 
     def bind(self, value: Value, buffer: Buffer) -> None:
         return

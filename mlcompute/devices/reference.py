@@ -46,23 +46,31 @@ class Reference(Engine):
     def wrap(self, array: Array) -> Buffer | None:
         return HostBuffer(array)
 
-    def build(self, program: Program, arena: Buffer) -> Executable:
-        assert arena.host is not None
-        return ReferenceExecutable(program, arena.host, self._watch)
+    def build(self, program: Program, arena: Buffer | None = None, like: Executable | None = None) -> Executable:
+        executable = ReferenceExecutable(program, self._watch)
+        if arena is not None:
+            executable.place(arena)
+        return executable
 
 
 class ReferenceExecutable(Executable):
     """Steps in NumPy. What a value holds is looked up by the value, arena or not."""
 
-    def __init__(self, program: Program, arena: Array, watch: Watch | None = None) -> None:
+    def __init__(self, program: Program, watch: Watch | None = None) -> None:
         self.program = program
         self.kernels: Mapping[Step, str] = dict.fromkeys(program.steps, "NumPy")
         self._watch = watch
-        self._slots = {
-            value: arena[place.offset : place.offset + place.nbytes].view(value.dtype).reshape(value.shape)
-            for value, place in program.plan.placements.items()
-        }
+        self._slots: dict[Value, Array] = {}
         self._memory: dict[Value, Array] = dict(program.constants)
+
+    def place(self, arena: Buffer) -> None:
+        memory = arena.host
+        assert memory is not None
+        self._slots = {
+            value: memory[place.offset : place.offset + place.nbytes].view(value.dtype).reshape(value.shape)
+            for value, place in self.program.plan.placements.items()
+        }
+        self._memory = {value: array for value, array in self._memory.items() if value.kind != "temporary"}
 
     def bind(self, value: Value, buffer: Buffer) -> None:
         assert buffer.host is not None

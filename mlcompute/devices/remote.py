@@ -63,9 +63,11 @@ class Remote(Engine):
     def wrap(self, array: Array) -> Buffer | None:
         return None
 
-    def build(self, program: Program, arena: Buffer) -> Executable:
-        assert isinstance(arena, _RemoteBuffer)
-        return _RemoteExecutable(self, program, arena)
+    def build(self, program: Program, arena: Buffer | None = None, like: Executable | None = None) -> Executable:
+        executable = _RemoteExecutable(self, program)
+        if arena is not None:
+            executable.place(arena)
+        return executable
 
     def synchronize(self) -> None:
         self.stream.run(lambda: None).wait()
@@ -99,12 +101,16 @@ class _RemoteBuffer(Buffer):
 
 
 class _RemoteExecutable(Executable):
-    def __init__(self, engine: Remote, program: Program, arena: _RemoteBuffer) -> None:
+    def __init__(self, engine: Remote, program: Program) -> None:
         self.program = program
-        self._engine, self._arena = engine, arena
-        self._inner = ReferenceExecutable(program, arena.memory.host)
+        self._engine = engine
+        self._inner = ReferenceExecutable(program)
         self.kernels: Mapping[Step, str] = self._inner.kernels
         self.can_fail = any(step.op.family in _CHECKED for step in program.steps)
+
+    def place(self, arena: Buffer) -> None:
+        assert isinstance(arena, _RemoteBuffer)
+        self._engine.stream.run(lambda: self._inner.place(arena.memory))
 
     def bind(self, value: Value, buffer: Buffer) -> None:
         assert isinstance(buffer, _RemoteBuffer)

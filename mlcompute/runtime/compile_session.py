@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from mlcompute.device import Device
     from mlcompute.runtime.session import Session
 
+#: By the style of `execute`, that of the passes run one by one.
+_IN_PASSES = {"fused": "split", "slice": "phases"}
+
 
 def compile_graph(
     session: Session,
@@ -125,9 +128,11 @@ def compile_session(session: Session, *, builds: bool = False) -> None:
                 fix="let all inputs have the samples on their first axis, or use Group.world(slices=1)",
             )
         if not session.definition.waits_for_labels:
-            program = compiled.get(session.main_style, session.main_batch(request))
-            if builds:
-                compiled.executable(program)
+            styles, batch = _styles(session, builds=builds), session.main_batch(request)
+            programs = compiled.get_all(styles, batch)
+            compiled.count_memory_of(programs[0])
+            for program in programs if builds else ():
+                compiled.built(program)
         _adopt(session, compiled)
         if builds:
             _prepare(session, compiled)
@@ -169,6 +174,17 @@ def _prepare(session: Session, compiled: CompiledGraph) -> None:
     executable = compiled.executable(program)
     compiled.bind(executable, session.storages(program))
     executable.prepare(tuple(dict.fromkeys(step.phase for step in program.steps)))
+    for style in _styles(session)[1:]:
+        passes = compiled.built(compiled.get(style, program.batch_size))
+        for phase in passes.program.phases:
+            passes.prepare((phase,))
+
+
+def _styles(session: Session, *, builds: bool = True) -> list[str]:
+    """What is built when `compile` returns: what `execute` runs, and the passes by themselves."""
+    main = session.main_style
+    is_alone = not builds or main == "inference" or GraphCompilationOptions.DEFER_SINGLE_PASSES in session.options
+    return [main] if is_alone else [main, _IN_PASSES[main]]
 
 
 def _join_group(session: Session, compiled: CompiledGraph) -> None:

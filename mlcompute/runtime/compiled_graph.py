@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.compiler import Request, compile_program
+from mlcompute.compiler import Request, compile_program, compile_programs
 from mlcompute.compiler.program import Program
 from mlcompute.devices.scalars import Scalars
 from mlcompute.enums import ExecutionOptions
@@ -28,7 +28,7 @@ from mlcompute.runtime.storage import Clock, Storage
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
-    from mlcompute.devices.device import Engine, Executable
+    from mlcompute.devices.device import Buffer, Engine, Executable
     from mlcompute.graph import Node
     from mlcompute.runtime.inputs import CallCache
 
@@ -50,8 +50,11 @@ class CompiledGraph:
         self.newest_node = -1
         #: An input whose first axis does not count samples, though it could: a smaller batch has no meaning for it.
         self.unbatched: Tensor | None = None
-        #: Bytes of the arena. Programs of one graph never run at the same time: the largest plan is enough for all.
+        #: Bytes of the arena. Programs of one graph never run at the same time: the largest plan of those that are run
+        #: is enough for all.
         self.arena_size = 0
+        #: Executables that lie in an arena which has become too small for others.
+        self.outgrown: list[Executable] = []
         #: Tensors the losses' labels are fed to.
         self.labels = [tensor for tensor in request.inputs if tensor in request.labels]
         #: Tensors variable-length recurrent layers read the lengths of their sequences from.
@@ -75,13 +78,15 @@ class CompiledGraph:
         #: MLC_DEBUG=time: every run is timed layer by layer, and the times are printed.
         self._prints_times = "time" in os.environ.get("MLC_DEBUG", "").split(",")
         self.engine = engine
-        self._arena: Any = None
+        self._arena: Buffer | None = None
         self._programs: dict[tuple[str, int, bool, Sizes], Program] = {}
         #: Sizes of inputs there are programs for, the one used last at the end; with losses or without -> the request.
         self._sizes: dict[Sizes, dict[bool, Request]] = {}
         #: Of how many sizes programs are kept, besides the descriptors' own: those used longest ago go.
         self.size_limit = SIZE_LIMIT
         self.has_varying_inputs = has_varying_inputs(request)
+        #: Those without memory are not among the others.
+        self._built: dict[Program, Executable] = {}
         self._executables: dict[Program, Executable] = {}
         #: Once more, where a step reads other parameters than the one before it.
         self._twins: dict[Program, Executable] = {}
@@ -109,16 +114,23 @@ class CompiledGraph:
             if batch_size < self.request.batch_size and style not in ("slice", "phases"):
                 full = self.get(style, self.request.batch_size, with_losses, sizes)
             program = compile_program(_leading(wanted, batch_size), self.engine, style, batch_size, full)
-            if program.plan.nbytes > self.arena_size:
-                self.arena_size = program.plan.nbytes
-                self._arena = self.call_cache = None
-                self._executables.clear()
-                self._twins.clear()
-                self._listings.clear()
-            if style not in ("slice", "phases"):  # what a slice gives is not the result of the batch
-                program.result = wanted.result
-            self._programs[key] = program
+            self._add(key, program, wanted)
             return program
+
+    def get_all(self, styles: Sequence[str], batch_size: int) -> list[Program]:
+        """Programs of several styles for one batch size."""
+        if list(styles) == ["fused", "split"]:  # which begin alike
+            with self._lock:
+                request = _leading(self.request, batch_size)
+                programs = compile_programs(request, self.engine, styles, batch_size)
+                for style, program in zip(styles, programs, strict=True):
+                    self._add((style, batch_size, True, ()), program, request)
+        return [self.get(style, batch_size) for style in styles]
+
+    def _add(self, key: tuple[str, int, bool, Sizes], program: Program, request: Request) -> None:
+        if program.name not in ("slice", "phases"):  # what a slice gives is not the result of the batch
+            program.result = request.result
+        self._programs[key] = program
 
     def _request_for(self, with_losses: bool, sizes: Sizes) -> Request:
         """The request for inputs of some sizes, which are now the ones used last."""
@@ -147,42 +159,71 @@ class CompiledGraph:
         gone = {key: program for key, program in self._programs.items() if key[3] == sizes}
         for key, program in gone.items():
             del self._programs[key]
-            for kept in (self._executables, self._twins, self._listings, self._scalars, self.storages):
+            for kept in (self._built, self._executables, self._twins, self._listings, self._scalars, self.storages):
                 kept.pop(program, None)
         programs = set(gone.values())
         self._specifications = {key: one for key, one in self._specifications.items() if key[0] not in programs}
         if self.call_cache is not None and self.call_cache.run.specification.program in programs:
             self.call_cache = None
 
+    def built(self, program: Program) -> Executable:
+        """The program, built; its memory is taken when it is first run (`executable`)."""
+        with self._lock:
+            found = self._built.get(program)
+            if found is None:
+                found = self._built[program] = self._build(program)
+                _print_if_asked(program)
+            return found
+
+    def _build(self, program: Program, arena: Buffer | None = None) -> Executable:
+        found = self.engine.build(program, arena, next(iter(self._built.values()), None))
+        found.inputs = {}
+        return found
+
     def executable(self, program: Program) -> Executable:
         """The program, ready to run."""
         found = self._executables.get(program)
         if found is None:
-            found = self._executables[program] = self._built(program)
-            _print_if_asked(program)
+            with self._lock:
+                found = self.built(program)
+                found.place(self._arena_for(program))
+                self._executables[program] = found
         return found
 
     def twin(self, program: Program) -> Executable:
         """The program once more, in the same memory, to be bound to other parameters."""
         found = self._twins.get(program)
         if found is None:
-            found = self._twins[program] = self._built(program)
+            with self._lock:
+                found = self._twins[program] = self._build(program, self._arena_for(program))
         return found
 
-    def _built(self, program: Program) -> Executable:
+    def count_memory_of(self, program: Program) -> None:
+        """The program will be run: the arena is to be large enough for it."""
+        self.arena_size = max(self.arena_size, program.plan.nbytes)
+
+    def _arena_for(self, program: Program) -> Buffer:
+        """The arena, large enough for a program. Others `move` there when a run begins, not while one goes on."""
+        self.count_memory_of(program)
+        if self._arena is None or self._arena.nbytes < self.arena_size:
+            self._arena = self.engine.allocate(self.arena_size)
+            self.outgrown = [*self._executables.values(), *self._twins.values()]
+        return self._arena
+
+    def move(self) -> None:
+        """A run begins, and what the ones before have left need not stay: all programs share the arena again."""
         with self._lock:
-            if self._arena is None:
-                self._arena = self.engine.allocate(self.arena_size)
-            found = self.engine.build(program, self._arena)
-            found.inputs = {}
-            return found
+            assert self._arena is not None
+            for executable in self.outgrown:
+                executable.place(self._arena)
+            self.outgrown = []
 
     def executable_of_slice(self, program: Program, number: int) -> Executable:
         """The program in memory of its own: what one slice's forward pass leaves waits there for its gradient pass."""
         found = self._copies.get((program, number))
         if found is None:
-            found = self.engine.build(program, self.engine.allocate(program.plan.nbytes))
-            found.inputs = {}
+            with self._lock:
+                found = self._build(program, self.engine.allocate(program.plan.nbytes))
             self._copies[program, number] = found
         return found
 
@@ -263,7 +304,7 @@ class CompiledGraph:
         """A program with the kernels that run it, for people to read."""
         found = self._listings.get(program)
         if found is None:
-            executable = self.executable(program)
+            executable = self.built(program)
             found = self._listings[program] = program.with_kernels(executable.kernels, executable.notes)
         return found
 

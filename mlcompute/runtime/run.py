@@ -175,6 +175,8 @@ class Run:
             last.passes = self.passes
             if specification.begins:
                 last.is_overwritten()
+                if compiled.outgrown:
+                    compiled.move()
             completion = self._compute(job, compiled, inputs, scalars)
         except BaseException:
             self._take_back()

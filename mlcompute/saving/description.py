@@ -36,6 +36,10 @@ from mlcompute.saving.plain import JSON, shortened, to_text
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 from mlcompute.training import TrainingGraph
 
+#: When something is built is not what a graph is: a file that says so could not be read by versions before.
+_SAVED_OPTIONS = [
+    one for one in GraphCompilationOptions if one and one is not GraphCompilationOptions.DEFER_SINGLE_PASSES
+]
 _GRAPHS: dict[str, type[Graph]] = {"Graph": Graph, "InferenceGraph": InferenceGraph, "TrainingGraph": TrainingGraph}
 
 
@@ -157,7 +161,7 @@ def _describe_declarations(session: Session, names: Mapping[Tensor, str]) -> dic
         "labels": {name: names[tensor] for name, tensor in declared.labels.items()},
         "label_weights": {name: names[tensor] for name, tensor in declared.label_weights.items()},
         "outputs": outputs,
-        "options": [option.name for option in GraphCompilationOptions if option.value and option in session.options],
+        "options": [option.name for option in _SAVED_OPTIONS if option in session.options],
         "constants": [names[tensor] for tensor in session.constants if tensor in names],
     }
 

@@ -13,7 +13,7 @@ import numpy as np
 from mlcompute.building.applying import nodes_behind
 from mlcompute.compiler import Request
 from mlcompute.device import Device
-from mlcompute.enums import DataType, LossType, ReductionType
+from mlcompute.enums import DataType, GraphCompilationOptions, LossType, ReductionType
 from mlcompute.errors import DataError, Error, GraphError
 from mlcompute.graph import Node
 from mlcompute.group.group import Group
@@ -49,6 +49,8 @@ from mlcompute.trainer.sample_weights import (
 )
 from mlcompute.training import TrainingGraph
 
+#: A Trainer runs whole steps.
+_OPTIONS = GraphCompilationOptions.DEFER_SINGLE_PASSES
 #: Losses that compare with numbers from 0 to 1.
 _FROM_0_TO_1 = (
     LossType.SOFTMAX_CROSS_ENTROPY,
@@ -93,14 +95,14 @@ class Model(Predictor):
         self._inference: InferenceGraph | None = None
         self._without_losses: Predictor | None = None
         if training.device is None:
-            training.compile(device=device or Device(), group=group)
+            training.compile(options=_OPTIONS, device=device or Device(), group=group)
         elif device is not None and device.actual_device_type != training.device.actual_device_type:
             raise GraphError(
                 f"Trainer: the graph is compiled for the {training.device.actual_device_type.name}",
                 fix="leave device out, or pass a graph that is not compiled yet",
             )
         elif group is not None and session_of(training).group is not group:
-            training.compile(device=training.device, group=group)
+            training.compile(options=_OPTIONS, device=training.device, group=group)
         self._read(inputs)
 
     def _read(self, inputs: Mapping[str, Tensor]) -> None:

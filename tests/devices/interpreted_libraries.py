@@ -174,9 +174,12 @@ class InterpretedCuda(EmulatedCuda):
         with libraries.building_for(libraries.Gpu(0, "interpreted", (9, 0), 4)):
             return KERNELS[step.op.name].workspace(step)
 
-    def build(self, program: Any, arena: Any) -> CudaExecutable:
+    def build(self, program: Any, arena: Any = None, like: Any = None) -> CudaExecutable:
         with libraries.building_for(libraries.Gpu(0, "interpreted", (9, 0), 4)):
-            return CudaExecutable(self, program, arena)
+            executable = CudaExecutable(self, program)
+        if arena is not None:
+            executable.place(arena)
+        return executable
 
 
 @pytest.fixture

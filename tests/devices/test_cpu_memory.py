@@ -36,9 +36,10 @@ def bookkeeping(job: Job) -> int:
     """Bytes of tapes and arguments: what the program is, not what it works on."""
     assert job.training._session.compiled is not None
     total = 64  # the arena begins at a cache line
-    for executable in job.training._session.compiled._executables.values():
+    for executable in job.training._session.compiled._built.values():
         assert isinstance(executable, CpuExecutable)
-        arrays: list[Any] = [executable._words, executable._barrier, *executable.program.constants.values()]
+        arrays: list[Any] = [executable._words, executable._arena_words.base, executable._barrier]
+        arrays += executable.program.constants.values()
         arrays += [part for tape in executable._tapes.values() for one in tape for part in (one.job, one.tape)]
         arrays += [call.status for call in executable._watched]
         total += sum(array.nbytes for array in arrays if array is not None)
@@ -165,6 +166,7 @@ def test_a_step_without_memory(scarce: Scarce, kind: str) -> None:
     assert compiled is not None
     compiled._arena = None
     compiled._executables.clear()
+    compiled._built.clear()
     failures = 0
     for number in attempts(scarce, job.step):
         failures += 1

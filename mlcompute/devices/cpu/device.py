@@ -18,7 +18,7 @@ from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.kernels.table import KERNELS, READS, SUPPORTS, WORKSPACES, reads_bfloat16
 from mlcompute.devices.cpu.kernels.widened import widened, widened_entries, widened_workspace
 from mlcompute.devices.cpu.runtime.entry import Entry, KernelCall
-from mlcompute.devices.cpu.runtime.like_steps import LikeSteps
+from mlcompute.devices.cpu.runtime.like_steps import Kinds, LikeSteps
 from mlcompute.devices.cpu.runtime.machine import default_thread_count
 from mlcompute.devices.cpu.runtime.memory import address_of, touch
 from mlcompute.devices.cpu.runtime.schedule import schedule, useful_threads
@@ -129,10 +129,13 @@ class Cpu(Engine):
     def wrap(self, array: Array) -> Buffer | None:
         return HostBuffer(array)
 
-    def build(self, program: Program, arena: Buffer) -> Executable:
-        assert arena.host is not None
+    def build(self, program: Program, arena: Buffer | None = None, like: Executable | None = None) -> Executable:
+        assert like is None or isinstance(like, CpuExecutable)
         with held:
-            return CpuExecutable(self, program, arena.host)
+            executable = CpuExecutable(self, program, like)
+        if arena is not None:
+            executable.place(arena)
+        return executable
 
 
 @dataclass(eq=False)
@@ -149,17 +152,18 @@ class _Segment:
 class CpuExecutable(Executable):
     """A built program: its kernels, their arguments, and the tapes of the phase combinations that were requested."""
 
-    def __init__(self, engine: Cpu, program: Program, arena: Array) -> None:
+    def __init__(self, engine: Cpu, program: Program, like: CpuExecutable | None = None) -> None:
         self.engine, self.program = engine, program
         self.kernels: dict[Step, str] = {}
         self.notes: dict[Step, str] = {}
-        self._arena, self._arena_address = arena, address_of(arena)
+        self._arena: Array | None = None
+        # The engine's number may change meanwhile: barriers are placed for this one.
+        self._threads = engine.threads
+        self._kinds: Kinds = {} if like is None or like._threads != self._threads else like._kinds  # noqa: SLF001
         self._build()
 
     def _build(self) -> None:
-        engine, program = self.engine, self.program
-        # The engine's number may change meanwhile: barriers are placed for this one.
-        self._threads = engine.threads
+        program = self.program
         self._operands = Operands(program.steps, program.plan.views, program.plan.workspaces, self._threads)
         self._calls = _needed(self._made(), program, self._operands)
         native = [call for call in self._calls if isinstance(call, KernelCall)]
@@ -169,9 +173,10 @@ class CpuExecutable(Executable):
         codes += team_codes()
         kernels = dict(zip(codes, kernel_cache.addresses(codes), strict=True))
         self._kernels = {entry: kernels[entry.code] for entry in entries}
-        places = {base: self._arena_address + at.offset for base, at in program.plan.placements.items()}
-        # The arguments of all calls, one after the other; external addresses are set when they are bound.
+        # The arguments of all calls, one after the other; addresses are set when they are known.
         words: list[int] = []
+        in_arena: list[tuple[int, int]] = []
+        places = {base: at.offset for base, at in program.plan.placements.items()}
         self._patches: dict[Value, list[tuple[int, int]]] = {}
         numbers = {entry: _numbers(entry, kernels) for entry in entries}
         for call in native:
@@ -179,23 +184,25 @@ class CpuExecutable(Executable):
             layout, call.start = entry.layout, start
             words += numbers[entry]
             for argument, base, offset in layout.addresses:
-                address = places.get(bases[base])
-                if address is None:
+                place = places.get(bases[base])
+                if place is None:
                     self._patches.setdefault(bases[base], []).append((start + argument, offset))
                 else:
-                    words[start + argument] = address + offset
+                    in_arena.append((start + argument, place + offset))
             if call.status is not None and layout.status is not None:
                 words[start + layout.status] = address_of(call.status)
         self._setters: dict[Value, list[tuple[int, Callable[[int], None]]]] = {}
+        self._arena_setters: list[tuple[int, Callable[[int], None]]] = []
         for entry in entries:
             for operand, setter in entry.pointers:
-                address = places.get(operand.base)
-                if address is None:
+                place = places.get(operand.base)
+                if place is None:
                     self._setters.setdefault(operand.base, []).append((operand.byte_offset, setter))
                 else:
-                    setter(address + operand.byte_offset)
+                    self._arena_setters.append((place + operand.byte_offset, setter))
         self._watched = [call for call in native if call.status is not None]
         self._words = np.array(words or [0], np.int64)
+        self._arena_words = np.array(in_arena, np.int64).reshape(-1, 2).T  # which, and their offsets in the arena
         self._barrier = np.zeros(BARRIER_WORDS, np.int64)
         self._flags = self._barrier.data  # much cheaper to read than the array
         self._bound: dict[Value, int] = {}
@@ -208,7 +215,7 @@ class CpuExecutable(Executable):
 
     def _made(self) -> list[KernelCall | Step]:
         """The calls of all steps in order; steps without a kernel as they are."""
-        views, like = self.program.plan.views, LikeSteps(self._operands, self.program.plan.workspaces)
+        views, like = self.program.plan.views, LikeSteps(self._operands, self.program.plan.workspaces, self._kinds)
         made: list[KernelCall | Step] = []
         for step in self.program.steps:
             if step.op.is_view and step.results[0] in views:
@@ -219,6 +226,20 @@ class CpuExecutable(Executable):
         return made
 
     # Addresses --------------------------------------------------------------------------------------------------
+
+    def place(self, arena: Buffer) -> None:
+        self._arena = arena.host
+        self._use_arena()
+
+    def _use_arena(self) -> None:
+        """Point every kernel that uses a value in the arena there."""
+        assert self._arena is not None
+        address = address_of(self._arena)
+        which, offsets = self._arena_words
+        self._words[which] = address + offsets
+        for offset, setter in self._arena_setters:
+            setter(address + offset)
+        self._views.clear()
 
     def bind(self, value: Value, buffer: Buffer) -> None:
         array = buffer.host
@@ -250,6 +271,7 @@ class CpuExecutable(Executable):
         operand = self._operands[value]
         placement = self.program.plan.placements.get(operand.base)
         if placement is not None:
+            assert self._arena is not None
             base = self._arena[placement.offset : placement.offset + placement.nbytes].view(operand.base.dtype)
         else:
             base = self._arrays[operand.base].reshape(-1)
@@ -270,6 +292,8 @@ class CpuExecutable(Executable):
     def _segments(self, phases: Sequence[str]) -> list[_Segment]:
         key = tuple(phases)
         segments = self._tapes.get(key)
+        if segments is None and len(key) > 1 and self.program.runs_in_phases:  # as when they are run one by one
+            return [segment for phase in key for segment in self._segments((phase,))]
         if segments is None:
             segments = []
             run: list[KernelCall] = []
@@ -312,7 +336,9 @@ class CpuExecutable(Executable):
     def run(self, phases: Sequence[str], profile: Profile | None = None) -> None:
         if self._threads != self.engine.threads:  # slices of the batch depend on the number of threads
             known = self._arrays
+            self._threads, self._kinds = self.engine.threads, {}
             self._build()
+            self._use_arena()
             for value, array in known.items():
                 self._bind_array(value, array)
         if profile is not None:

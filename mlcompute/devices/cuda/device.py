@@ -152,10 +152,12 @@ class Cuda(Engine):
     ) -> DeviceExchange | None:
         return joined([engine for engine in engines if isinstance(engine, Cuda)], rank, size, meet)
 
-    def build(self, program: Program, arena: Buffer) -> Executable:
-        assert isinstance(arena, CudaBuffer)
+    def build(self, program: Program, arena: Buffer | None = None, like: Executable | None = None) -> Executable:
         with held, building_for(self.driver.activate()), self.driver.account.taking("libraries"):
-            return CudaExecutable(self, program, arena)
+            executable = CudaExecutable(self, program)
+        if arena is not None:
+            executable.place(arena)
+        return executable
 
     def synchronize(self) -> None:
         self.driver.synchronize(self.stream)

@@ -54,12 +54,13 @@ class CudaExecutable(Executable):
     later ones launch that. Graphs contain addresses: when other memory is bound, they are captured again.
     """
 
-    def __init__(self, engine: Cuda, program: Program, arena: CudaBuffer) -> None:
+    def __init__(self, engine: Cuda, program: Program) -> None:
         self.engine, self.program = engine, program
         self.kernels: dict[Step, str] = {}
         self.notes: dict[Step, str] = {}
         self.inputs = {}
-        self._driver, self._arena, self._stream = engine.driver, arena, engine.stream
+        self._driver, self._stream = engine.driver, engine.stream
+        self._arena: CudaBuffer | None = None
         self._progress = engine.progress
         self._operands = Operands(program.steps, program.plan.views, program.plan.workspaces)
         self._buffers: dict[Value, CudaBuffer] = {}
@@ -88,11 +89,9 @@ class CudaExecutable(Executable):
             if launch.shared_bytes:
                 self._driver.allow_shared_memory(function, launch.shared_bytes)
         self._statuses = Statuses(engine, self._work, self._explain, self._blocks.turns)
-        self._arguments = ArgumentBlock(launches, self._address, self._statuses)
+        self._arguments = ArgumentBlock(launches, self._constant_address, self._statuses)
         self.can_fail, self.contains_failures = self._statuses.can_fail, True
-        results = self._small_results() if self._blocks.is_captured else {}
-        self._blocks.send_back(results)
-        self.sends = results
+        self.sends: dict[Value, int] = {}
         #: What is copied before and after the kernels of a run.
         self._copies: dict[tuple[bool, tuple[Copy, ...]], PinnedCopies] = {}
         #: Graphs by phases and block of inputs; None after the first run. Emptied when an address changes.
@@ -140,14 +139,32 @@ class CudaExecutable(Executable):
 
     # Addresses --------------------------------------------------------------------------------------------------
 
+    def place(self, arena: Buffer) -> None:
+        assert isinstance(arena, CudaBuffer)
+        with self.engine.lock:
+            if self._arena is None:
+                self._blocks.allocate()
+            self._arena = arena
+            for value, placement in self.program.plan.placements.items():
+                self._arguments.bind(value, arena.address + placement.offset)
+            if self._blocks.is_captured:
+                self.sends = self._small_results(arena)
+                self._blocks.send_back(self.sends)
+            self._graphs = dict.fromkeys(self._graphs)
+            self.rebindings += 1
+
+    def _constant_address(self, operand: Operand) -> int | None:
+        place = self._places.get(operand.base)
+        return None if place is None else self._constants.address + place + operand.byte_offset
+
     def _address(self, operand: Operand) -> int | None:
         """Where an operand lies; None for what has not been bound yet."""
         base = operand.base
         placement = self.program.plan.placements.get(base)
         if placement is not None:
-            return self._arena.address + placement.offset + operand.byte_offset
+            return None if self._arena is None else self._arena.address + placement.offset + operand.byte_offset
         if base in self._places:
-            return self._constants.address + self._places[base] + operand.byte_offset
+            return self._constant_address(operand)
         buffer = self._buffers.get(base)
         address = self._fed.get(base) if buffer is None else buffer.address
         return None if address is None else address + operand.byte_offset
@@ -244,7 +261,7 @@ class CudaExecutable(Executable):
                 if value not in self._buffers:
                     self._arguments.bind(value, address)
 
-    def _small_results(self) -> dict[Value, int]:
+    def _small_results(self, arena: CudaBuffer) -> dict[Value, int]:
         """Small results that every run sends to the host by itself, and where they lie: losses."""
         found: dict[Value, int] = {}
         for value in sorted(self.program.kept, key=lambda value: value.index):
@@ -252,7 +269,7 @@ class CudaExecutable(Executable):
             placement = self.program.plan.placements.get(operand.base)
             size = sum(each.nbytes for each in found) + value.nbytes
             if placement is not None and operand.is_dense and value.nbytes in (4, 8, 12, 16) and size <= RESULT_BYTES:
-                found[value] = self._arena.address + placement.offset + operand.byte_offset
+                found[value] = arena.address + placement.offset + operand.byte_offset
         return found if len(found) <= _MOST_REPORTED else {}
 
     def keep(self, value: Value) -> Array | Callable[[], Array]:

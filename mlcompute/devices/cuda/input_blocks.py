@@ -56,20 +56,29 @@ class InputBlocks:
         self.is_captured = runs_at_once and 0 < size <= SMALL_BYTES
         self.overlaps = runs_at_once and size > SMALL_BYTES
         self._size = size
-        self._blocks = [CudaBuffer(self._driver, engine.staging, size) for _ in range(2 if self.overlaps else 1)]
-        count = 2 if size > SMALL_BYTES else _PARTS
-        self._parts = [_Part(engine, size, self.offsets, self._scalars) for _ in range(count)]
+        self._blocks: list[CudaBuffer] = []
+        self._parts: list[_Part] = []
         #: When the last run that reads a block has finished.
-        self._read = [engine.take_event() for _ in self._blocks] if self.overlaps else []
+        self._read: list[int] = []
         weakref.finalize(self, engine.events.extend, self._read).atexit = False
         self._part = 0
         self.turn = 0
         #: So many parts, and blocks, are used in turn, the others in slots only.
-        self._usual, self.turns = count, count if self.is_captured else len(self._blocks)
+        self._usual = 2 if size > SMALL_BYTES else _PARTS
+        self.turns = self._usual if self.is_captured else 2 if self.overlaps else 1
         #: The last run of every turn that nobody has waited for.
         self._readers: list[Reader | None] = [None] * self.turns
         #: Small results that every run sends: where they lie on the device, and behind the inputs in a part.
         self._results: dict[Value, tuple[int, int]] = {}
+
+    def allocate(self) -> None:
+        """Take memory: before the first run, and not for programs that are never run."""
+        engine = self._engine
+        blocks = [CudaBuffer(self._driver, engine.staging, self._size) for _ in range(2 if self.overlaps else 1)]
+        self._parts = [_Part(engine, self._size, self.offsets, self._scalars) for _ in range(self._usual)]
+        self._blocks = blocks
+        if self.overlaps:
+            self._read += [engine.take_event() for _ in blocks]
 
     def address(self, value: Value) -> int:
         """Where a value lies in the block of this turn."""

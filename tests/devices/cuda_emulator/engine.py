@@ -13,7 +13,6 @@ from mlcompute.devices.cuda.device import Cuda
 from mlcompute.devices.cuda.executable import CudaExecutable, Work
 from mlcompute.devices.cuda.kernels.launch import LibraryCall
 from mlcompute.devices.cuda.libraries import building_for
-from mlcompute.devices.cuda.memory import CudaBuffer
 from mlcompute.devices.cuda.nccl import Nccl
 from mlcompute.devices.device import Buffer, Executable
 from mlcompute.errors import DeviceError
@@ -37,10 +36,12 @@ class EmulatedCuda(Cuda):
             raise DeviceError("NCCL cannot be used without a GPU")
         return self._nccl
 
-    def build(self, program: Program, arena: Buffer) -> Executable:
-        assert isinstance(arena, CudaBuffer)
+    def build(self, program: Program, arena: Buffer | None = None, like: Executable | None = None) -> Executable:
         with building_for(self.driver.activate()):
-            return EmulatedExecutable(self, program, arena)
+            executable = EmulatedExecutable(self, program)
+        if arena is not None:
+            executable.place(arena)
+        return executable
 
 
 class EmulatedExecutable(CudaExecutable):

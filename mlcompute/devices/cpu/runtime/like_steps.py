@@ -43,12 +43,19 @@ class Kind:
         return ", ".join(dict.fromkeys(entry.kernel for entry in self.entries)), ", ".join(shares)
 
 
-class LikeSteps:
-    """Makes the calls of one program's steps."""
+#: By what steps that are alike have in common.
+Kinds = dict[Hashable, Kind]
 
-    def __init__(self, operands: Operands, workspaces: Mapping[Step, Value]) -> None:
+
+class LikeSteps:
+    """Makes the calls of one program's steps.
+
+    kinds   of steps seen before, in this program or others of the same graph for as many threads
+    """
+
+    def __init__(self, operands: Operands, workspaces: Mapping[Step, Value], kinds: Kinds) -> None:
         self._operands, self._workspaces = operands, workspaces
-        self._kinds: dict[Hashable, Kind] = {}
+        self._kinds = kinds
         #: Attributes that steps share (`share_updates`, `differentiate`) as keys. They live as long as the program.
         self._known: dict[int, Hashable] = {}
         #: Words for the statuses of calls, and how many of them are taken.

@@ -76,21 +76,21 @@ def _barriers(calls: Sequence[KernelCall], touches: Sequence[list[_Touch]], alon
     """Before which calls all threads must synchronize: where one may touch memory another has not finished with."""
     waits: list[bool] = []
     failures = [False, False]  # may a call have failed since the last barrier: a shared one, one that is alone
-    touched: tuple[list[_Touch], list[_Touch]] = ([], [])  # since then, by shared calls and by those alone
+    touched = (_Touched(), _Touched())  # since then, by shared calls and by those alone
     for call, mine, single in zip(calls, touches, alone, strict=True):
         # No parameter or state is changed before it is known that every kernel before it succeeded. The first thread
         # knows about those it ran alone.
         unknown = failures[0] or (failures[1] and not single)
         wait = (
             (unknown and not call.step.op.is_pure)
-            or _conflict(mine, touched[0], by_rows=not single)
-            or (not single and _conflict(mine, touched[1], by_rows=False))
-            or len(touched[0]) + len(touched[1]) > _MOST_TOUCHED
+            or touched[0].conflicts(mine, by_rows=not single)
+            or (not single and touched[1].conflicts(mine, by_rows=False))
+            or touched[0].count + touched[1].count > _MOST_TOUCHED
         )
         waits.append(wait)
         if wait:
-            touched, failures = ([], []), [False, False]
-        touched[single].extend(mine)
+            touched, failures = (_Touched(), _Touched()), [False, False]
+        touched[single].add(mine)
         failures[single] |= call.status is not None
     return waits
 
@@ -111,7 +111,7 @@ def _touches(calls: Sequence[KernelCall], program: Program, threads: int) -> lis
         mine: list[_Touch] = []
         for base, written, own, nbytes, offset in touched:
             begin, end = bases[base]
-            if offset >= 0:
+            if offset >= 0 and begin >= 0:
                 begin, end = begin + offset, begin + offset + nbytes
             mine.append((written, begin, end, own, nbytes))
         found.append(mine)
@@ -122,13 +122,28 @@ def _outside(base: Value) -> tuple[int, int]:
     return -1 - base.index, -base.index
 
 
-def _conflict(mine: list[_Touch], touched: list[_Touch], by_rows: bool) -> bool:
-    """Do calls touch the same bytes, one of them writing? `by_rows`: other than each thread in rows of its own."""
-    for written, begin, end, rows, nbytes in mine:
-        for was_written, other_begin, other_end, other_rows, other_nbytes in touched:
-            if (written or was_written) and begin < other_end and other_begin < end:
-                # Threads that share the same rows of the same bytes only touch their own work.
-                own = rows and rows == other_rows and begin == other_begin and nbytes == other_nbytes
-                if not (by_rows and own):
-                    return True
-    return False
+class _Touched:
+    """What calls have touched: in the arena, and outside of it, where bases have nothing in common, by base."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._inside: list[_Touch] = []
+        self._outside: dict[int, list[_Touch]] = {}
+
+    def add(self, touches: list[_Touch]) -> None:
+        """Remember what one more call touches."""
+        self.count += len(touches)
+        for touch in touches:
+            (self._inside if touch[1] >= 0 else self._outside.setdefault(touch[1], [])).append(touch)
+
+    def conflicts(self, mine: list[_Touch], by_rows: bool) -> bool:
+        """Do calls touch the same bytes, one of them writing? `by_rows`: other than each thread in rows of its own."""
+        for written, begin, end, rows, nbytes in mine:
+            others = self._inside if begin >= 0 else self._outside.get(begin, ())
+            for was_written, other_begin, other_end, other_rows, other_nbytes in others:
+                if (written or was_written) and begin < other_end and other_begin < end:
+                    # Threads that share the same rows of the same bytes only touch their own work.
+                    own = rows and rows == other_rows and begin == other_begin and nbytes == other_nbytes
+                    if not (by_rows and own):
+                        return True
+        return False
