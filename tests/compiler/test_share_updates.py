@@ -98,7 +98,7 @@ def test_numbers_are_the_same_bit_by_bit(name: str, split: bool, monkeypatch: py
 
 def test_every_step_tells_its_own_values() -> None:
     _, training = trained(mlc.AdamOptimizer(descriptor()), split=False)
-    program = training.programs["fused 2"]
+    program = training.programs[f"fused {BATCH}"]
     shared = [step for step in program.steps if step.op is FUSED_ASSIGN and "targets" in step.attributes]
     assert len(shared) == 2 * LAYERS
     for step in shared:

@@ -48,7 +48,7 @@ def test_small_kernels_in_a_row_need_no_barriers(turns: list[list[int]]) -> None
     training = train(4)
     data = {"x": np.ones((2, 600), np.float32)}, {"t": np.array([1, 3], np.int32)}
     training.execute(*data, options=SYNC)
-    fused = turns[-1]
+    fused = turns[0]
     alone = [turn & ALONE for turn in fused]
     assert sum(map(bool, alone)) > len(fused) // 2
     # The first of a chain waits for what the others have computed, those behind it for nothing.

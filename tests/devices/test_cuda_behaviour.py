@@ -220,7 +220,7 @@ def test_what_is_taken_is_named(engine: Cuda) -> None:
     training = job.training
     parameters = sum(slot.tensor.data.nbytes for layer in training.layers for slot in layer.parameters.values())
     statistics = sum(tensor.data.nbytes for layer in training.layers for tensor in layer.statistics.values())
-    fed = list(training._session.compiled._executables.values())  # type: ignore[union-attr]
+    fed = list(training._session.compiled._built.values())  # type: ignore[union-attr]
     blocks = sum(sum(b.nbytes for b in one._blocks._blocks) for one in fed)  # type: ignore[attr-defined]
     rest = sum(one._constants.nbytes + one._statuses._words.nbytes for one in fed)  # type: ignore[attr-defined]
     # To the byte: the arena and optimizer state, parameters, what is fed, constants.
@@ -263,7 +263,7 @@ def test_a_program_goes_with_its_graph(engine: Cuda) -> None:
             job.step()
         compiled = job.training._session.compiled
         assert compiled is not None
-        programs = [weakref.ref(executable) for executable in compiled._executables.values()]
+        programs = [weakref.ref(executable) for executable in compiled._built.values()]
         assert programs
         gc.collect()
         gc.disable()
