@@ -154,6 +154,8 @@ class StepDevice:
                 if not storage.lies_in(self.engine, buffer):
                     storage.place(self.engine, buffer)
             self._placed_at = Storage.changes
+        if self.compiled.outgrown:
+            self.compiled.move()
         # The same memory for the same sums in every step: it may have been captured.
         self._spare = list(self._all_spare)
         self._sums = {}

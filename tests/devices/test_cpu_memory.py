@@ -41,7 +41,9 @@ def bookkeeping(job: Job) -> int:
         arrays: list[Any] = [executable._words, executable._arena_words.base, executable._barrier]
         arrays += executable.program.constants.values()
         arrays += [part for tape in executable._tapes.values() for one in tape for part in (one.job, one.tape)]
-        arrays += [call.status for call in executable._watched]
+        words = [call.status for call in executable._watched if call.status is not None]
+        arrays += {id(one.base): one.base for one in words if one.base is not None}.values()  # many lie side by side
+        arrays += [one for one in words if one.base is None]
         total += sum(array.nbytes for array in arrays if array is not None)
         # oneDNN's calls: five words each, one call per slice.
         calls = {id(call): call for entry in executable._kernels for call in entry.keeps_alive}
