@@ -101,7 +101,7 @@ def test_a_parameter_without_data_is_an_error_of_compile() -> None:
         run.compile(device=mlc.Device.cpu())
 
 
-# Passes run one by one -------------------------------------------------------------------------------------------------
+# Passes run one by one --------------------------------------------------------------------------------------------
 
 
 def emulated() -> Engine:
