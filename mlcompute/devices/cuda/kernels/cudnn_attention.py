@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from mlcompute.devices.cuda import cudnn
 from mlcompute.devices.cuda.cudnn import AttentionProblem
 from mlcompute.devices.cuda.cudnn.library import DATA_BFLOAT16
-from mlcompute.devices.cuda.cudnn.plan import MOST_WORKSPACE
 from mlcompute.devices.cuda.kernels.launch import LibraryCall
 from mlcompute.devices.cuda.kernels.matmul import ALIGNMENT, aligned
 from mlcompute.devices.cuda.libraries import current_gpu
@@ -25,6 +24,8 @@ from mlcompute.ops.op import Step
 _LEAST_FLOPS, _WIDEST = 1e9, 128
 #: What engines want besides the gradient of the scores; and of how many rows and columns of these tiles are.
 _LITTLE, _TILE = 4096, 128
+#: The largest workspace of a call; a batch whose gradient needs more is cut into parts.
+MOST_WORKSPACE = (512 << 20) + _LITTLE
 
 
 def library_calls(step: Step, operands: Operands, results: Sequence[Operand]) -> list[LibraryCall]:
