@@ -346,6 +346,21 @@ def test_a_short_batch_writes_only_its_rows() -> None:
     np.testing.assert_array_equal(small, out[:3])
 
 
+def test_memory_of_an_output_whose_batch_does_not_come_first() -> None:
+    graph = mlc.Graph()
+    x = graph.input((6, 3), "x")
+    inference = mlc.InferenceGraph([graph])
+    inference.add_inputs({"x": x})
+    inference.add_outputs({"y": x.transpose()})
+    inference.compile(device=mlc.Device.cpu())
+    data = np.arange(15, dtype=np.float32).reshape(5, 3)
+    y, whole = (np.zeros(shape, np.float32) for shape in ((3, 5), (3, 6)))
+    inference.execute({"x": data}, outputs_data={"y": y}, batch_size=5, options=mlc.ExecutionOptions.SYNCHRONOUS)
+    np.testing.assert_array_equal(y, data.T)
+    with pytest.raises(mlc.DataError, match=r"output 'y'[\s\S]*expected  shape \(3, 5\)"):
+        inference.execute({"x": data}, outputs_data={"y": whole}, batch_size=5)
+
+
 def test_an_input_can_be_an_output() -> None:
     net = Regression()
     inference = inference_over(net)

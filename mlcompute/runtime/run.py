@@ -304,7 +304,7 @@ def output_targets(session: Session, specification: RunSpecification, call: Call
             reason = "needs labels that were not given" if source is None else "has no gradient"
             raise DataError(f"{who} {reason}")
         wanted = tensor.descriptor
-        if value.shape[1:] != wanted.shape[1:] and session.has_varying_inputs:
+        if value.shape[1:] != wanted.shape[1:]:  # a varying axis, or a batch that does not come first
             wanted = TensorDescriptor(value.shape, data_type=wanted.data_type)
         rows = value.shape[0] if value.shape != wanted.shape else 0
         targets.append((value, write_target(buffer, wanted, who, rows)))

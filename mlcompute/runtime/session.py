@@ -248,11 +248,6 @@ class Session:
         assert self.compiled is not None
         return self.compiled.get(style, batch_size, with_losses, sizes)
 
-    @property
-    def has_varying_inputs(self) -> bool:
-        """Do axes of some input vary?"""
-        return self.compiled is not None and self.compiled.has_varying_inputs
-
     def sizes_of(self, data: Mapping[Tensor, Any]) -> Sizes:
         """The sizes of the data of a call, where they differ from the inputs' own."""
         assert self.compiled is not None

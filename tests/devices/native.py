@@ -18,8 +18,8 @@ def only_native(with_onednn: bool = True) -> Iterator[None]:
     """Building a program with a step that NumPy runs fails. Without oneDNN: as where the library is not installed."""
     build = Cpu.build
 
-    def checked(self: Cpu, program: Program, arena: Buffer) -> Executable:
-        made = build(self, program, arena)
+    def checked(self: Cpu, program: Program, *given: Buffer | Executable | None) -> Executable:
+        made = build(self, program, *given)
         words = ("NumPy",) if with_onednn else ("NumPy", "oneDNN")
         slow = [f"{step}: {kernel}" for step, kernel in made.kernels.items() if any(word in kernel for word in words)]
         assert not slow, slow
