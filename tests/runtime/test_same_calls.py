@@ -164,3 +164,17 @@ def test_waiting_for_a_run_that_another_will_tell_of(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("mlcompute.devices.cuda.completion.time.sleep", sleep)
     assert first.wait().result.data > 0.0
     assert len(waited) == 3
+
+
+@bench.needs_engine
+def test_a_run_with_large_inputs_is_asked_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlcompute.devices.cuda.input_blocks.SMALL_BYTES", 0)
+    engine = EmulatedCuda()
+    training, _ = trained(mlc.Device(engine=engine))
+    asked: list[int] = []
+    monkeypatch.setattr(engine.driver, "wait", lambda event: asked.append(event))
+    training.execute({"x": X}, {"t": T}).wait()
+    assert asked, "nothing but the driver knows whether it is over"
+    for _ in range(30):
+        training.execute({"x": X}, {"t": T})
+    assert len(training._session.unsettled) <= 9

@@ -175,7 +175,7 @@ class Statuses:
 class Progress:
     """How many runs a device has finished, in the order of its stream: the first kernel of the next one tells.
 
-    Runs that begin without copies do not count.
+    Runs that do not begin by copying their inputs do not count.
 
     started    how many it was given
     finished   how many it has told the host of: memory, cheap to read
@@ -238,14 +238,17 @@ class CudaCompletion(Completion):
         self._turn = turn
         self._progress, self._finished = progress, progress.finished
         #: When so many runs of the device have finished, it has.
-        self._number = progress.started = progress.started + (mark is None)
+        self._number = progress.started + 1
+        if mark is None:
+            progress.started = self._number
         self._is_finished = False
         self._error: ExecutionError | None = None
         #: What it has sent, once its place in pinned memory belongs to another run.
         self.report = b""
 
     def has_news(self) -> bool:
-        return self._statuses.has_failure()  # that it has finished well is looked for when many have
+        # That one which counts has finished well is looked for when many have.
+        return (self._is_finished and self._event is not None) or self._statuses.has_failure()
 
     def has_succeeded(self) -> bool:
         is_over = self._is_finished or self._number <= self._finished[0]

@@ -306,15 +306,15 @@ class CudaExecutable(Executable):
     def run(self, phases: Sequence[str], profile: Profile | None = None) -> Completion | None:
         engine, blocks = self.engine, self._blocks
         with engine.lock:
-            turn, has_copies = blocks.turn, self.can_fail or blocks.is_captured
-            if has_copies:
+            turn = blocks.turn
+            if self.can_fail or blocks.is_captured:
                 blocks.settle(turn)
             key = (tuple(phases), turn, self._lent_from)
             graph = self._graphs.get(key) if profile is None else None
             try:
                 if graph is None:
                     graph = self._run_or_capture(key, profile)
-                mark = None if has_copies else engine.take_event()  # a mark keeps the next graph waiting for a while
+                mark = None if blocks.is_captured else engine.take_event()  # a small step would pay for a mark
                 if graph is not None:
                     self._driver.launch_graph(graph.handle, self._stream, mark)
                 elif mark is not None:
@@ -404,7 +404,8 @@ class CudaExecutable(Executable):
 
     def _begin(self, stream: int) -> None:
         """What stands before the first kernel."""
-        self._copy([*self._blocks.arrivals(), *self._statuses.cleared()], stream, begins=True)
+        copies = [*self._blocks.arrivals(), *self._statuses.cleared()]
+        self._copy(copies, stream, begins=self._blocks.is_captured)
 
     def _end(self, phases: Sequence[str], stream: int) -> None:
         """What stands behind the last kernel."""
