@@ -58,8 +58,8 @@ def describe(console: Console, trainer: mlc.Trainer, images: Images) -> None:
     """What is about to run: layers, and where the memory goes."""
     training, device = trainer.training, trainer.device
     height, width = images.train.shape[2:]
-    where = ", ".join([device.engine.name, *(gpu.name for gpu in device.gpu_devices)])
-    console.print(f"[bold]mlcompute {mlc.__version__}[/]  on the {device.actual_device_type.name} ({where})")
+    where = ", ".join(["the " + device.actual_device_type.name, *(gpu.name for gpu in device.gpu_devices)])
+    console.print(f"[bold]mlcompute {mlc.__version__}[/]  on {where}")
     console.print(
         f"{images.name}: {len(images.train):,} images to learn from, {len(images.test):,} to test on, "
         f"{height} x {width} pixels, {images.class_count} classes\n",

@@ -128,11 +128,10 @@ class Device:
                 expected="CPU, GPU or ANY",
                 fix="use Device.cpu(), or Device() for the best device there is",
             )
-        #: All devices a training graph is run on; `engine` is the first of them.
-        self.engines = [engine] if engine is not None else self._chosen(gpu_devices)
-        self.engine = self.engines[0]
-        self.precision = _supported(precision, self.engine)
-        self.queue = _queues.setdefault(self.engine.name, WorkQueue())
+        # All that a training graph is run on; other graphs are run on the first of them.
+        self._engines = [engine] if engine is not None else self._chosen(gpu_devices)
+        self.precision = _supported(precision, self._engines[0])
+        self._queue = _queues.setdefault(self._engines[0].name, WorkQueue())
 
     def _chosen(self, gpu_devices: Sequence[Any] | None) -> list[Engine]:
         if gpu_devices is not None:
@@ -181,17 +180,17 @@ class Device:
     @property
     def actual_device_type(self) -> DeviceType:
         """The type that was chosen."""
-        return self.engine.device_type
+        return self._engines[0].device_type
 
     @property
     def gpu_devices(self) -> list[GpuDevice]:
         """The GPUs in use (identifier, name, memory, compute capability); empty on the CPU."""
-        return [engine.gpu for engine in self.engines if engine.gpu is not None]
+        return [engine.gpu for engine in self._engines if engine.gpu is not None]
 
     @property
     def memory_use(self) -> list[DeviceMemory]:
         """What is taken of the GPUs' memory, and for what: one for each of `gpu_devices`; empty on the CPU."""
-        return [found for engine in self.engines if (found := engine.memory()) is not None]
+        return [found for engine in self._engines if (found := engine.memory()) is not None]
 
     def __copy__(self) -> Device:
         copied = Device.__new__(Device)
@@ -209,8 +208,8 @@ class Device:
 
     def __repr__(self) -> str:
         precision = "" if self.precision == "float32" else f", precision '{self.precision}'"
-        names = ", ".join(f"'{engine.name}'" for engine in self.engines)
-        return f"Device({self._type.name}, engine{'s' * (len(self.engines) > 1)} {names}{precision})"
+        names = ", ".join(f"'{engine.name}'" for engine in self._engines)
+        return f"Device({self._type.name}, engine{'s' * (len(self._engines) > 1)} {names}{precision})"
 
 
 def _expect_precision(precision: str) -> None:

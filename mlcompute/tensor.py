@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from mlcompute import tensor_operators as operators
+from mlcompute.devices import engine_of
 from mlcompute.devices.foreign_array import is_on_gpu
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, ShapeError
@@ -345,11 +346,11 @@ class Tensor(Exchanged):
         state = self._state
         state.rebind(self, host)
         state.device = to
-        there = to.engine.adopt(data, who) if is_on_gpu(data) else None
+        there = engine_of(to).adopt(data, who) if is_on_gpu(data) else None
         if there is not None and (there.shape, there.dtype) == (host.shape, host.dtype) and state.storage is not None:
             buffer = there.buffer()
             if buffer is not None:
-                state.storage.place(to.engine, buffer, is_callers=True)
+                state.storage.place(engine_of(to), buffer, is_callers=True)
         return True
 
     def bind_optimizer_data(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import mlcompute as mlc
+from mlcompute.devices import engine_of
 
 torch.set_num_threads(1)
 
@@ -38,21 +39,21 @@ def cpu() -> mlc.Device:
 
 def shares_memory(device: mlc.Device) -> bool:
     """Does the device compute in the caller's memory?"""
-    return device.engine.wrap(np.empty(0, np.uint8)) is not None
+    return engine_of(device).wrap(np.empty(0, np.uint8)) is not None
 
 
 def needs_shared_memory(device: mlc.Device) -> None:
     """For tests of what is written into the caller's memory directly."""
     if not shares_memory(device):
-        pytest.skip(f"'{device.engine.name}' has memory of its own: it cannot see what is written into the caller's")
+        pytest.skip(f"'{engine_of(device).name}' has memory of its own: it cannot see what is written to the caller's")
 
 
 #: Does it run on a real GPU?
-ON_GPU = type(cpu().engine).__module__ == "mlcompute.devices.cuda.device"
+ON_GPU = type(engine_of(cpu())).__module__ == "mlcompute.devices.cuda.device"
 
 
 def _engine_class() -> Any:
-    engine: Any = cpu().engine
+    engine: Any = engine_of(cpu())
     if not ON_GPU:
         return type(engine)
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
+from mlcompute.devices import queue_of
 from tests.harness import assert_close
 from tests.nets import (
     INFERENCE,
@@ -330,7 +331,7 @@ def test_the_handler_gets_the_error(options: mlc.ExecutionOptions) -> None:
 def test_an_error_nobody_has_seen_is_raised_by_the_next_call() -> None:
     net = Lookup()
     net.step(0, 9)
-    net.device.queue.wait_for(net.training._session.unsettled[-1])
+    queue_of(net.device).wait_for(net.training._session.unsettled[-1])
     with pytest.raises(mlc.ExecutionError, match="index 9"):
         net.step(0, 1)
     net.step(0, 1).wait()
@@ -403,7 +404,7 @@ def test_a_handler_that_raises_unseen_is_raised_by_the_next_call() -> None:
     net = Regression(sgd())
     x, t = normal(4, 3), normal(4, 2)
     run = net.step(x, t, completion_handler=lambda *_: 1 / 0)
-    net.device.queue.wait_for(run._job)
+    queue_of(net.device).wait_for(run._job)
     with pytest.raises(mlc.ExecutionError, match="ZeroDivisionError"):
         net.step(x, t)
     net.step(x, t).wait()

@@ -7,6 +7,7 @@ import copy
 import pytest
 
 import mlcompute as mlc
+from mlcompute.devices import engine_of, queue_of
 from mlcompute.devices.device import GpuDevice
 from mlcompute.devices.reference import Reference
 
@@ -69,14 +70,15 @@ def test_gpus_are_listed_and_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = [Card(0), Card(1)]
     monkeypatch.delenv("MLCOMPUTE_ENGINE", raising=False)
     monkeypatch.setattr("mlcompute.device.gpu_engines", lambda: cards)
-    assert mlc.Device().engine is cards[0], "the best there is"
-    assert mlc.Device.cpu().engine not in cards
+    assert engine_of(mlc.Device()) is cards[0], "the best there is"
+    assert engine_of(mlc.Device.cpu()) not in cards
     first = mlc.Device.gpu()
     assert first is not None
-    assert (first.type, first.actual_device_type, first.engine) == (mlc.DeviceType.GPU, mlc.DeviceType.GPU, cards[0])
+    assert first.type == first.actual_device_type == mlc.DeviceType.GPU
+    assert engine_of(first) is cards[0]
     assert [gpu.identifier for gpu in first.gpu_devices] == ["cuda:0"]
     for wanted in (1, "1", "cuda:1", mlc.Device(gpu_devices=[1]).gpu_devices[0]):
-        assert mlc.Device(gpu_devices=[wanted]).engine is cards[1]
+        assert engine_of(mlc.Device(gpu_devices=[wanted])) is cards[1]
     with pytest.raises(mlc.DeviceError, match="no GPU device '2' here") as caught:
         mlc.Device(gpu_devices=[2])
     assert "cuda:0, cuda:1" in str(caught.value)
@@ -97,8 +99,8 @@ def test_a_copy_is_the_same_place() -> None:
     assert copied is not device
     assert (copied.type, copied.actual_device_type) == (device.type, device.actual_device_type)
     assert copied.selects_multiple_compute_devices is True
-    assert copied.engine is device.engine
-    assert copied.queue is device.queue, "runs on a device and on its copy keep their order"
+    assert engine_of(copied) is engine_of(device)
+    assert queue_of(copied) is queue_of(device), "runs on a device and on its copy keep their order"
 
 
 def test_properties_are_read_only() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import mlcompute as mlc
+from mlcompute.devices import engine_of
 from tests.harness import assert_close
 from tests.nets import (
     ALL_GRADIENTS,
@@ -412,7 +413,7 @@ def test_linked_graphs_are_compiled_for_one_device() -> None:
     from mlcompute.devices.reference import Reference
     from mlcompute.devices.remote import Remote
 
-    other = Reference() if isinstance(cpu().engine, Remote) else Remote()
+    other = Reference() if isinstance(engine_of(cpu()), Remote) else Remote()
     first, second = mlc.InferenceGraph(), mlc.InferenceGraph()
     x = mlc.Tensor(shape=(2, 3))
     y = first.node(mlc.ActivationLayer.relu(), source=x)

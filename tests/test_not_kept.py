@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
+from mlcompute.devices import engine_of
 from mlcompute.devices.reference import Reference
 
-ENGINES: dict[str, Any] = {"cpu": lambda: mlc.Device.cpu().engine, "reference": Reference}
+ENGINES: dict[str, Any] = {"cpu": lambda: engine_of(mlc.Device.cpu()), "reference": Reference}
 X, LABELS = np.ones((4, 3), np.float32), np.eye(2, dtype=np.float32)[[0, 1, 0, 1]]
 
 

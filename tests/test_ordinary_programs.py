@@ -188,7 +188,7 @@ def test_a_handler_that_exits_does_not_end_the_queue() -> None:
 
 def test_a_queue_whose_thread_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Regression(adam())
-    net.device.queue = WorkQueue()  # its own, as it is before its first job
+    net.device._queue = WorkQueue()  # its own, as it is before its first job
     x, t = normal(4, 3), normal(4, 2)
     net.step(x, t, options=SYNC)  # the engine has its own threads
 

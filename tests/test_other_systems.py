@@ -14,6 +14,7 @@ import pytest
 import mlcompute as mlc
 from mlcompute import device as device_file
 from mlcompute.debug import self_test
+from mlcompute.devices import engine_of
 from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.gemm.packed_gemm import packed_gemm
 from mlcompute.devices.cpu.jit import emit
@@ -238,4 +239,4 @@ def test_a_failure_is_an_error_and_names_the_ways_out(untested: None, monkeypatc
     assert "MLCOMPUTE_ENGINE=reference" in said
     monkeypatch.setenv("MLCOMPUTE_ENGINE", "reference")
     device_file.cpu_engine.cache_clear()
-    assert mlc.Device.cpu().engine.name == "reference"
+    assert engine_of(mlc.Device.cpu()).name == "reference"

@@ -28,6 +28,7 @@ from benchmarks.workloads import (
     bottlenecks,
     layer_count,
 )  # fmt: skip
+from mlcompute.devices import engine_of
 
 
 class Net:
@@ -316,7 +317,7 @@ def data_of(tensor: mlc.Tensor | None) -> np.ndarray:
 
 def outside_native(step: Callable[[], None], seconds: float = 0.5) -> dict[str, float]:
     """Median seconds of a step outside its native calls: what feeding, queueing and Python cost."""
-    team: Any = getattr(mlc.Device.cpu().engine, "team", None)
+    team: Any = getattr(engine_of(mlc.Device.cpu()), "team", None)
     if team is None:  # another engine was asked for: it has no native call
         return {}
     run, inside = team.run, [0.0]

@@ -7,6 +7,7 @@ import argparse
 import mlcompute as mlc
 from mlcompute.cli.answer import Answer
 from mlcompute.device import gpu_engines, why_no_gpu
+from mlcompute.devices import engine_of
 
 EXAMPLES = ("mlcompute devices --json",)
 
@@ -17,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """The engine behind every device."""
-    engine = mlc.Device.cpu().engine
+    engine = engine_of(mlc.Device.cpu())
     facts = {"engine": engine.name, **engine.facts()}
     text = [_shown("cpu", facts)]
     gpus = {engine.name: engine.facts() for engine in gpu_engines()}

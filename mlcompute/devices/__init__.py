@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from mlcompute.errors import DeviceError
 
 if TYPE_CHECKING:
+    from mlcompute.device import Device
     from mlcompute.devices.device import Engine
+    from mlcompute.runtime.queue import WorkQueue
 
 #: Finds the devices of one kind: an engine each, the best first; none where there is no such device.
 Find = Callable[[], Sequence["Engine"]]
@@ -26,6 +28,21 @@ _MODULES = {
     "reference": "mlcompute.devices.reference",
     "remote": "mlcompute.devices.remote",
 }
+
+
+def engine_of(device: Device) -> Engine:
+    """What runs programs on a device; of several GPUs the first."""
+    return engines_of(device)[0]
+
+
+def engines_of(device: Device) -> list[Engine]:
+    """All that a training graph is run on."""
+    return device._engines  # noqa: SLF001  for the package: users are told about none of it
+
+
+def queue_of(device: Device) -> WorkQueue:
+    """Where runs wait for their turn: all devices with the same first engine share it."""
+    return device._queue  # noqa: SLF001
 
 
 def register(name: str, find: Find) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
+from mlcompute.devices import engine_of
 from mlcompute.errors import DataError, FileError
 from mlcompute.runs.folders import (
     BEST,
@@ -205,7 +206,7 @@ class Run(Callback):
             ended=None,
             seed=stream.seed,
             device=self.trainer.device.actual_device_type.name.lower(),
-            versions={**self.facts["versions"], **self.trainer.device.engine.facts()},
+            versions={**self.facts["versions"], **engine_of(self.trainer.device).facts()},
             parameters={**self.facts["parameters"], **known, **self._given},
             epochs=int(self.facts.get("epochs", 0)),
         )

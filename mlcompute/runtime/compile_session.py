@@ -11,6 +11,7 @@ import numpy as np
 from mlcompute.compiler.collector import collector_paused
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.request import Request
+from mlcompute.devices import engine_of, engines_of
 from mlcompute.enums import DeviceType, GraphCompilationOptions
 from mlcompute.errors import CompileError, DeviceError, GraphError
 from mlcompute.group.exchange import Alone
@@ -57,12 +58,12 @@ def compile_graph(
             f"{who}.compile: an inference graph is not compiled for a group",
             fix="leave group out: every process runs it by itself, on its own samples",
         )
-    if len(device.engines) > 1 and session.definition.learning is not None:
+    if len(engines_of(device)) > 1 and session.definition.learning is not None:
         group = _on_several(device, group, who)
     session.definition.declared.check("compile (input_tensors)", input_tensors)
     session.check_links(session.links, options)
     for other in session.links:
-        if other is not session and other.device is not None and other.device.engine.name != device.engine.name:
+        if other is not session and other.device is not None and engine_of(other.device).name != engine_of(device).name:
             raise GraphError(
                 f"{who}.compile: it is linked with a graph that was compiled for another device",
                 devices=f"{device!r} here, {other.device!r} there",
@@ -118,7 +119,7 @@ def compile_session(session: Session, *, builds: bool = False) -> None:
     try:
         node_count = session.node_count
         request = session.request()
-        compiled = CompiledGraph(request, session.device.engine, node_count)
+        compiled = CompiledGraph(request, engine_of(session.device), node_count)
         compiled.size_limit = session.size_limit
         compiled.unbatched = input_without_batch(session.definition, request)
         if compiled.unbatched is not None and session.main_batch(request) < request.batch_size:
@@ -224,7 +225,7 @@ def _resident_tensors(session: Session, request: Request) -> set[Tensor]:
 
 def _shares_memory(device: Device) -> bool:
     """Does the device compute in the host's memory?"""
-    return device.engine.wrap(np.empty(0, np.uint8)) is not None
+    return engine_of(device).wrap(np.empty(0, np.uint8)) is not None
 
 
 def _on_several(device: Device, group: Group | None, who: str) -> Group:
@@ -233,7 +234,7 @@ def _on_several(device: Device, group: Group | None, who: str) -> Group:
         return Group(Alone(TIMEOUT))
     if group.size > 1:
         raise DeviceError(
-            f"{who}.compile: {len(device.engines)} GPUs and a group of {group.size} processes",
+            f"{who}.compile: {len(engines_of(device))} GPUs and a group of {group.size} processes",
             expected="one GPU per process, or several GPUs in one process",
             fix="give each process its own GPU: mlc.Device(gpu_devices=[local rank])",
         )

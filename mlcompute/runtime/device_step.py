@@ -23,6 +23,7 @@ import numpy as np
 
 from mlcompute.compiler.exchange_gradients import norm_names
 from mlcompute.compiler.program import Program
+from mlcompute.devices import engines_of
 from mlcompute.devices.device import Buffer, Completion, Executable
 from mlcompute.devices.device_exchange import DeviceExchange, Transfer, Work
 from mlcompute.enums import ExecutionOptions
@@ -54,7 +55,7 @@ def made(training: GroupTraining) -> DeviceStep | None:
     """The step on devices; None where the host must exchange: its memory is shared, or no engine connects them."""
     session, group = training.session, training.group
     assert session.device is not None
-    engines = session.device.engines
+    engines = engines_of(session.device)
     exchange = None
     reason = _why_not(training)
     if not reason:

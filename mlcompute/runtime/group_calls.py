@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mlcompute.devices import queue_of
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError, ExecutionError, ProcessError
 from mlcompute.execution import Execution, has_option
@@ -158,7 +159,7 @@ def _carried_out(session: Session, call: Call, work: Callable[[], ResultState | 
             raise
         return result
 
-    job = Job(session.device.queue, told, call.completion_handler)
+    job = Job(queue_of(session.device), told, call.completion_handler)
     job.measures_time = has_option(call.options, ExecutionOptions.PROFILING)
     job.run()
     job.is_done = True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mlcompute.devices import queue_of
 from mlcompute.devices.device import Completion, Executable, Profile
 from mlcompute.devices.interrupts import held
 from mlcompute.devices.scalars import Scalars
@@ -129,7 +130,7 @@ class Run:
             for tensor in specification.program.persistent:
                 state_of(tensor).wait_for_runs()
         data = session, compiled, inputs, settings, random
-        job = Job(device.queue, self.carry_out, self.call.completion_handler, data)
+        job = Job(queue_of(device), self.carry_out, self.call.completion_handler, data)
         if not is_synchronous and not is_ahead:
             inputs = self._detach(job)
         if specification.measures:
@@ -143,7 +144,7 @@ class Run:
             if self.passes is not None:
                 self.passes.queued.update(specification.phases)
             otherwise = self._detach if is_ahead else None
-            device.queue.submit(job, is_synchronous or is_ahead, session.unsettled, otherwise)
+            queue_of(device).submit(job, is_synchronous or is_ahead, session.unsettled, otherwise)
         if is_synchronous:
             job.wait()
             session.has_seen(job)
@@ -220,8 +221,8 @@ class Run:
         """Run a further part, with the same data; wait for it."""
         device = session.device
         assert device is not None
-        job = Job(device.queue, lambda _: self._carry_on(compiled, phases))
-        device.queue.submit(job, True, None)
+        job = Job(queue_of(device), lambda _: self._carry_on(compiled, phases))
+        queue_of(device).submit(job, True, None)
         job.wait()
 
     def _carry_on(self, compiled: CompiledGraph, phases: Sequence[str]) -> None:

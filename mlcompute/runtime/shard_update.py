@@ -16,6 +16,7 @@ from mlcompute.compiler import Request, compile_program
 from mlcompute.compiler.exchange_gradients import GLOBAL_NORM, group_norm, norm_names
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.update import is_elementwise
+from mlcompute.devices import queue_of
 from mlcompute.devices.host_memory import allocate
 from mlcompute.errors import ProcessError
 from mlcompute.group.exchange import Exchange, Kind
@@ -322,8 +323,8 @@ class ShardUpdate:
             self._find_parameters(bank)
         device = self._session.device
         assert device is not None
-        job = Job(device.queue, self._carry_out)
-        device.queue.submit(job, True, None)
+        job = Job(queue_of(device), self._carry_out)
+        queue_of(device).submit(job, True, None)
         job.wait()
         for tensor, lane, piece in self._elsewhere:
             new = self._places[tensor][lane.coming]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.device import Device
+from mlcompute.devices import engine_of
 from mlcompute.devices.foreign_array import host_array
 from mlcompute.errors import DataError, ExecutionError, FileError, GraphError, ProcessError
 from mlcompute.graph import Graph
@@ -175,7 +176,7 @@ def _facts(graph: Graph, description: JSON) -> dict[str, JSON]:
 def engine_facts(graph: Graph) -> dict[str, str]:
     """What the graph runs on; nothing before it is compiled."""
     device = graph.device
-    return {} if device is None else {"engine": device.engine.name, **device.engine.facts()}
+    return {} if device is None else {"engine": engine_of(device).name, **engine_of(device).facts()}
 
 
 def _write(path: str, arrays: Mapping[str, Array], texts: Mapping[str, str], unchanged: Callable[[], None]) -> None:

@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlcompute.devices import engine_of, queue_of
 from mlcompute.devices.device import Profile
 from mlcompute.devices.interrupts import held
 from mlcompute.errors import DataError
@@ -189,26 +190,26 @@ def profile(
 
     def work(_job: Job) -> None:
         # In memory of its own: what the last run left can still be read.
-        executable = device.engine.build(program, device.engine.allocate(program.plan.nbytes))
+        executable = engine_of(device).build(program, engine_of(device).allocate(program.plan.nbytes))
         listings.append(program.with_kernels(executable.kernels, executable.notes))
-        executable.run_once(device.engine, phases, memory)  # the first run fills caches and starts threads
+        executable.run_once(engine_of(device), phases, memory)  # the first run fills caches and starts threads
         for _ in range(steps):
             start = time.perf_counter()
-            executable.run_once(device.engine, phases, {})
+            executable.run_once(engine_of(device), phases, {})
             whole.append(time.perf_counter() - start)
         for _ in range(steps):
             recordings.append(_Recording())
-            executable.run_once(device.engine, phases, {}, recordings[-1])
+            executable.run_once(engine_of(device), phases, {}, recordings[-1])
 
     # Through the queue: nothing else runs on the device meanwhile.
-    job = Job(device.queue, work)
+    job = Job(queue_of(device), work)
     with held:
-        device.queue.submit(job, True)
+        queue_of(device).submit(job, True)
     job.wait()
     runs, rows = _evaluate(graph, listings[0], recordings)
     return GraphProfile(
         session.definition.who,
-        f"{device.actual_device_type.name} ('{device.engine.name}')",
+        f"{device.actual_device_type.name} ('{engine_of(device).name}')",
         program.name,
         program.batch_size,
         tuple(rows),

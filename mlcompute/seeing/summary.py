@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from mlcompute.devices import engine_of
 from mlcompute.runtime.session import session_of
 from mlcompute.seeing.layers import LayerFacts, layer_facts, names_of
 from mlcompute.seeing.table import Table, for_notebook
@@ -158,7 +159,7 @@ def summarize(graph: Graph) -> Summary:
         changed = session.compiled is None or session.compiled.node_count != session.node_count
         note = "the graph has changed since it was compiled" if changed else "the loss still waits for its labels"
         return Summary(title, tuple(layer_facts(graph)), note=f"{note}: kernels and memory are not known yet")
-    engine, kind = session.device.engine, session.device.actual_device_type.name
+    engine, kind = engine_of(session.device), session.device.actual_device_type.name
     facts = engine.facts()
     threads = facts.get("threads", "")
     plural = "thread" if threads == "1" else "threads"

@@ -8,6 +8,7 @@ import pytest
 import mlcompute as mlc
 from mlcompute.compiler import compile_program
 from mlcompute.compiler.accumulate_gradients import KEEP, SHARE
+from mlcompute.devices import engine_of
 from mlcompute.devices.reference import Reference
 from mlcompute.devices.remote import Remote
 from mlcompute.ops.op import overwritten_by
@@ -131,7 +132,7 @@ def test_sums_stay_on_the_device() -> None:
     step()
     device = made.training.device
     assert device is not None
-    transfers = device.engine.transfers  # type: ignore[attr-defined]
+    transfers = engine_of(device).transfers  # type: ignore[attr-defined]
     written, reads = transfers.bytes_written, transfers.reads
     step()
     assert transfers.bytes_written - written <= 3 * (x.nbytes + t.nbytes) + 4 * 64

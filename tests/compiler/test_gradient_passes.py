@@ -24,6 +24,7 @@ from mlcompute.compiler.program import Program
 from mlcompute.compiler.start_from_exchanged import start_from_exchanged
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.compiler.write_exchanged import write_exchanged
+from mlcompute.devices import engine_of
 from mlcompute.ops.op import Array, Step, Value, run_meaning
 from tests.compiler.programs import Supporting, apply, feed
 
@@ -181,7 +182,7 @@ def test_sums_are_added_in_the_loop_of_their_update() -> None:
     parameters = [mlc.Tensor(shape=(size,)) for size in (3, 5, 7)]
     optimizer = mlc.AdamOptimizer(learning_rate=0.1)
     request = Request(parameters=parameters, optimizer=optimizer, summands=((0, 1), 2), out_of_place=True)
-    program = compile_program(request, mlc.Device.cpu().engine, "update")
+    program = compile_program(request, engine_of(mlc.Device.cpu()), "update")
     assert [step.op.name for step in program.steps] == ["fused_elementwise"] * 3
     assert all(set(program.summands[t]) <= set(step.inputs) for t, step in zip(parameters, program.steps, strict=True))
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
+from mlcompute.devices import engines_of
 from mlcompute.devices.cuda.device import Cuda
 from mlcompute.devices.cuda.gpu_exchange import GpuExchange
 from mlcompute.devices.cuda.memory import CudaBuffer
@@ -43,7 +44,7 @@ def network() -> mlc.Graph:
 
 def device(engines: Sequence[Engine]) -> mlc.Device:
     made = mlc.Device(mlc.DeviceType.CPU, engine=engines[0])
-    made.engines = list(engines)
+    made._engines = list(engines)
     return made
 
 
@@ -405,14 +406,14 @@ def test_all_gpus_or_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     for ordinal, card in enumerate(cards):
         card.name = f"cuda:{ordinal}"
     monkeypatch.setattr("mlcompute.device.gpu_engines", lambda: list(cards))
-    assert mlc.Device().engines == cards[:1]
+    assert engines_of(mlc.Device()) == cards[:1]
     every = mlc.Device(selects_multiple_compute_devices=True)
-    assert every.engines == cards
+    assert engines_of(every) == cards
     assert [gpu.identifier for gpu in every.gpu_devices] == ["cuda:0", "cuda:1", "cuda:2"]
     assert repr(every) == "Device(ANY, engines 'cuda:0', 'cuda:1', 'cuda:2')"
-    assert mlc.Device(mlc.DeviceType.GPU, selects_multiple_compute_devices=True).engines == cards
-    assert mlc.Device(gpu_devices=[2, "cuda:0"]).engines == [cards[2], cards[0]]
-    assert mlc.Device(gpu_devices=every.gpu_devices[1:]).engines == cards[1:]
+    assert engines_of(mlc.Device(mlc.DeviceType.GPU, selects_multiple_compute_devices=True)) == cards
+    assert engines_of(mlc.Device(gpu_devices=[2, "cuda:0"])) == [cards[2], cards[0]]
+    assert engines_of(mlc.Device(gpu_devices=every.gpu_devices[1:])) == cards[1:]
     for wrong, message in (([1, 1], "a GPU is listed twice"), ([], "no GPU is listed"), ([0, 3], "GPU device '3'")):
         with pytest.raises(mlc.DeviceError, match=message):
             mlc.Device(gpu_devices=wrong)

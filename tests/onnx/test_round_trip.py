@@ -14,6 +14,7 @@ import pytest
 
 import mlcompute as mlc
 import tests.cases
+from mlcompute.devices import engine_of
 from mlcompute.devices.device import Engine
 from mlcompute.devices.reference import Reference
 from mlcompute.ops.op import Array
@@ -260,7 +261,7 @@ NETWORKS: dict[str, Callable[[], Built]] = {
     "recurrent": recurrent, "transformer": transformer, "upsampled": upsampled, "frozen": frozen,
     "constants": constants,
 }  # fmt: skip
-ENGINES: dict[str, Callable[[], Engine]] = {"cpu": lambda: mlc.Device.cpu().engine, "reference": Reference}
+ENGINES: dict[str, Callable[[], Engine]] = {"cpu": lambda: engine_of(mlc.Device.cpu()), "reference": Reference}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
