@@ -57,8 +57,9 @@ class Link(ABC):
 
     def idle(self, spins: int) -> None:
         """Nothing has come for some polls: let other threads and processes run."""
-        # A step of a small network takes less than a sleep; whoever waits longer must not take a core from the others.
-        if spins < 100 * SPINS:
+        # A step of a small network takes less than a sleep; whoever waits longer must not take a core from the others,
+        # nor a half of one where two share it.
+        if spins < 2 * SPINS:
             _yield_core()
         else:
             time.sleep(min(1e-3, 1e-7 * spins))
