@@ -116,7 +116,8 @@ def check_family(family: str, every: int) -> None:
         model = exported(run)
         feeds = {info.name: arrays[int(info.name[1:])] for info in model.graph.input}
         answers = {}
-        if case.name not in DIFFERENT:
+        narrow = any(array is not None and array.dtype.name == "bfloat16" for array in (*arrays, *wanted))
+        if case.name not in DIFFERENT and not narrow:  # onnxruntime has no arrays of bfloat16
             answers["onnxruntime"] = session(model).run(list(outputs), feeds)
         if case.name not in REFERENCE_DIFFERS:
             answers["reference"] = referenced(model, list(outputs), feeds)
