@@ -130,7 +130,8 @@ class Run:
             for tensor in specification.program.persistent:
                 state_of(tensor).wait_for_runs()
         data = session, compiled, inputs, settings, random
-        job = Job(queue_of(device), self.carry_out, self.call.completion_handler, data)
+        queue = queue_of(device)
+        job = Job(queue, self.carry_out, self.call.completion_handler, data)
         if not is_synchronous and not is_ahead:
             inputs = self._detach(job)
         if specification.measures:
@@ -144,7 +145,7 @@ class Run:
             if self.passes is not None:
                 self.passes.queued.update(specification.phases)
             otherwise = self._detach if is_ahead else None
-            queue_of(device).submit(job, is_synchronous or is_ahead, session.unsettled, otherwise)
+            queue.submit(job, is_synchronous or is_ahead, session.unsettled, otherwise)
         if is_synchronous:
             job.wait()
             session.has_seen(job)
