@@ -33,7 +33,7 @@ class LastRun:
         #: Its result. Held weakly: only what somebody may still read is copied before the next run.
         self._result: weakref.ref[ResultState] | None = None
         self._result_value: Value | None = None
-        self._keeping = threading.Lock()
+        self._keeping = threading.RLock()  # the graph may be taken apart inside of it
         self._weakly: weakref.ref[Keeper] = weakref.ref(self)
 
     def is_overwritten(self) -> None:

@@ -186,7 +186,7 @@ def test_a_training_step_has_few_launches(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(module, "merge_launches", spy)
     make("mlp", bench.engine()).step()
-    (work,) = made
+    work = made[0]  # that of the whole step; behind it, of the passes one by one
     names = [each.kernel for each in work if isinstance(each, Launch)]
     # Two products, each with what follows it; the loss and its gradient; products of the gradient pass, dropout's
     # gradient with the sum of a bias; all updates. Libraries have a call for every product.

@@ -81,7 +81,7 @@ class Statuses:
         self._combined: set[Launch] = set()
         if len(self._found) > 1:
             self._prepare_combining()
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
 
     def _prepare_combining(self) -> None:
         self._function = self._driver.functions([_COMBINE])[0]

@@ -136,7 +136,7 @@ class CudaDriver:
         self._functions: dict[str, int] = {}
         self._shared: dict[int, int] = {}
         self._modules: list[Any] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def _best_architecture(self) -> str:
         """What to compile for: code for an older device of the same generation runs, too."""

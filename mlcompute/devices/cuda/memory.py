@@ -31,7 +31,8 @@ class Staging:
 
     def __init__(self, driver: Driver, stream: int) -> None:
         self._driver, self._stream = driver, stream
-        self._lock = threading.Lock()
+        #: A graph that nobody needs any more is taken apart in the middle of anything, and keeps its last results.
+        self._lock = threading.RLock()
         self._sent: list[_Part] = []
         self._fetched: list[_Part] = []
         #: The part that is being filled, and how far.
@@ -66,21 +67,21 @@ class Staging:
         target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
         data = target.reshape(-1).view(np.uint8)
         with self._lock:
-            if not self._fetched:
-                self._fetched = [_Part(self._driver) for _ in range(2)]
+            parts, self._fetched = self._fetched or [_Part(self._driver) for _ in range(2)], []
             pieces = [(start, min(PART_BYTES, data.nbytes - start)) for start in range(0, data.nbytes, PART_BYTES)]
             # One piece is on its way while the one before it is copied out.
             for number in range(len(pieces) + 1):
                 if number < len(pieces):
                     start, count = pieces[number]
-                    part = self._fetched[number % 2]
+                    part = parts[number % 2]
                     self._driver.copy_to_host(part.address, address + start, count, self._stream)
                     self._driver.record(part.event, self._stream)
                 if number:
                     start, count = pieces[number - 1]
-                    part = self._fetched[(number - 1) % 2]
+                    part = parts[(number - 1) % 2]
                     self._driver.wait(part.event)
                     data[start : start + count] = part.memory[:count]
+            self._fetched = parts
         if target is not out:
             np.copyto(out, target)
 

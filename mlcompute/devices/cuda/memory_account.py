@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -17,28 +16,23 @@ class MemoryAccount:
     """Counts for one device.
 
     free   asks the driver how many bytes are free
+
+    Destructors free buffers, on any thread and in the middle of anything, also of `allocated`: there is neither a lock
+    nor a sum here, a buffer is one entry of a dictionary.
     """
 
     def __init__(self, free: Callable[[], int]) -> None:
         self._free = free
         self._sizes: dict[int, int] = {}
-        self._buffers, self._grains = 0, 0
         self._taken: Counter[str] = Counter()
-        self._lock = threading.Lock()
 
     def allocated(self, address: int, nbytes: int) -> None:
         """A buffer was made."""
-        with self._lock:
-            self._sizes[address] = nbytes
-            self._buffers += nbytes
-            self._grains += _rounded(nbytes)
+        self._sizes[address] = nbytes
 
     def freed(self, address: int) -> None:
         """A buffer was given back."""
-        with self._lock:
-            nbytes = self._sizes.pop(address, 0)
-            self._buffers -= nbytes
-            self._grains -= _rounded(nbytes)
+        self._sizes.pop(address, None)
 
     @contextlib.contextmanager
     def taking(self, what: str) -> Iterator[None]:
@@ -50,14 +44,14 @@ class MemoryAccount:
             self._taken[what] += self._unexplained() - before
 
     def _unexplained(self) -> int:
-        return -self._free() - self._grains - sum(self._taken.values())
+        return -self._free() - sum(map(_rounded, list(self._sizes.values()))) - sum(self._taken.values())
 
     def state(self, total: int) -> DeviceMemory:
         """All of it now."""
-        free = self._free()
+        free, buffers = self._free(), sum(list(self._sizes.values()))
         named = {what: max(0, self._taken[what]) for what in ("libraries", "kernels", "graphs")}
-        other = max(0, total - free - self._buffers - sum(named.values()))
-        return DeviceMemory(total, free, self._buffers, other=other, **named)
+        other = max(0, total - free - buffers - sum(named.values()))
+        return DeviceMemory(total, free, buffers, other=other, **named)
 
 
 def _rounded(nbytes: int) -> int:

@@ -75,7 +75,7 @@ class EmulatedDriver:
         return {"loops": "generated CUDA C++ on the host", "libraries": "NumPy"}
 
     def free_memory(self) -> int:
-        return self.total_memory - sum(nbytes for _, nbytes in self._memory.values())
+        return self.total_memory - sum(nbytes for _, nbytes in list(self._memory.values()))
 
     def allocate(self, nbytes: int) -> int:
         if nbytes > self.free_memory():
