@@ -195,6 +195,16 @@ def test_this_version_against_another() -> None:
     assert shown.splitlines()[1].startswith("mlp1 ")
 
 
+def test_compile_times_are_printed() -> None:
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "benchmarks.compile_time", "--only", "mlp1", "--rounds", "1"]
+    shown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=300).stdout
+    name, *seconds = shown.splitlines()[1].split()
+    assert name == "mlp1"
+    assert all(float(number) > 0 for number in seconds)
+    assert len(seconds) == 4
+
+
 @pytest.mark.parametrize(
     ("layer", "kernels"),
     [

@@ -17,6 +17,7 @@ from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.kernels.table import KERNELS, READS, SUPPORTS, WORKSPACES, reads_bfloat16
 from mlcompute.devices.cpu.kernels.widened import widened, widened_entries, widened_workspace
+from mlcompute.devices.cpu.onednn.first_product import first_product
 from mlcompute.devices.cpu.runtime.entry import Entry, KernelCall
 from mlcompute.devices.cpu.runtime.like_steps import Kinds, LikeSteps
 from mlcompute.devices.cpu.runtime.machine import default_thread_count
@@ -113,6 +114,10 @@ class Cpu(Engine):
                 operands = Operands(steps, views)
             if not reads(step, operands):
                 needed[step] = [value for value in step.inputs if not operands[value].is_dense]
+        if not first_product.is_begun and (products := [step for step in steps if step.op.name == "matmul"]):
+            from mlcompute.devices.cpu.gemm.matmul import begin_sgemm  # imported where there is a product
+
+            begin_sgemm(products, operands or Operands(steps, views))
         return needed
 
     def workspace(self, step: Step) -> int:
@@ -323,6 +328,7 @@ class CpuExecutable(Executable):
                 self.notes[call.step] = "one thread"
         tape = np.array(rows, np.int64)
         library = onednn.load()
+        first_product.wait()
         openmp = (library.omp_get_max_threads, library.omp_set_num_threads) if library is not None else (0, 0)
         job = np.array([address_of(tape), len(calls), address_of(self._barrier), *openmp], np.int64)
         return _Segment(job, tape, address_of(job), threads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -18,8 +19,8 @@ from mlcompute.devices.cpu.gemm.gemm_few_rows import few_rows_entry, has_few_row
 from mlcompute.devices.cpu.gemm.gemm_tn import is_gemm_tn
 from mlcompute.devices.cpu.kernels.widened import has_bfloat16
 from mlcompute.devices.cpu.onednn.entries import report_status
+from mlcompute.devices.cpu.onednn.first_product import first_product
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
-from mlcompute.devices.cpu.runtime.memory import address_of
 from mlcompute.devices.cpu.runtime.threads import machine_slices
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, collapsed_axes, iteration_count
 from mlcompute.ops.bfloat16 import computed_type, is_bfloat16
@@ -38,6 +39,8 @@ _LARGE = 1 << 21
 _CACHED_B = 1 << 20
 #: What reading a row of a or a column of b costs a block, in elements of y it could compute meanwhile.
 _READING = 16
+#: Products of a program that are asked in advance whether sgemm multiplies.
+_LOOKED_AT = 32
 
 
 def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
@@ -77,26 +80,51 @@ def workspace(step: Step) -> int:
 
 def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operand) -> Entry | None:
     """y = a b over leading axes, by the kernel that suits."""
-    library = onednn.load()
+    kernel = _kernel(a, b, y)
+    if kernel is None:
+        return None
+    if kernel == "sgemm":
+        first_product.begin(onednn.require())
+        return _library_entry(step, operands, a, b, y)
+    batch = _batch(a, b, y)
+    if kernel == "blocked":
+        return gemm_blocked_entry(step, operands, a, b, y, batch)
+    if kernel == "by rows":
+        return gemm_by_rows_entry(step, a, b, y, batch)
+    return few_rows_entry(step, operands, a, b, y, batch, by_columns=kernel == "few rows by columns")
+
+
+def begin_sgemm(steps: Sequence[Step], operands: Operands) -> None:
+    """Let sgemm's machine code be made, if one of the first products needs it: long before it is asked for an entry."""
+    for step in steps[:_LOOKED_AT]:
+        a, b, y = (operands[value] for value in (*step.inputs, step.results[0]))
+        if not has_bfloat16(step) and _kernel(a, b, y) == "sgemm":
+            first_product.begin(onednn.require())
+            return
+
+
+_Kernel = Literal["blocked", "by rows", "few rows", "few rows by columns", "sgemm"]
+
+
+def _kernel(a: Operand, b: Operand, y: Operand) -> _Kernel | None:
+    """What suits: our own kernels, or sgemm; None where there is nothing that can read the operands."""
     if is_gemm_tn(a, b, y):
-        return gemm_blocked_entry(step, operands, a, b, y, _batch(a, b, y))
+        return "blocked"
     if not y.is_dense or y.size == 0:
         return None
     m, n, k = y.shape[-2], y.shape[-1], a.shape[-1]
-    batch = _batch(a, b, y)
     if k == 0 or any(operand.dtype != FLOAT32 for operand in (a, b, y)):
-        return gemm_by_rows_entry(step, a, b, y, batch)
-    right = _orientation(b)
+        return "by rows"
+    right, has_library = _orientation(b), onednn.load() is not None
     by_columns = right is not None and right[0] == ord("T")
     is_better = by_columns or (m >= _FEW_ROWS and m * n <= _LARGE and n % (8 * vector_lanes()) == 0)
-    if _orientation(a) and right and is_better and iteration_count(batch) == 1 and min(m, k) >= 16 and n >= 8:
-        return gemm_blocked_entry(step, operands, a, b, y, batch)
-    if right and has_few_rows(a, by_columns) and (by_columns or library is None):
-        return few_rows_entry(step, operands, a, b, y, batch, by_columns)
-    if library is None:
-        return gemm_blocked_entry(step, operands, a, b, y, batch) if right else None
-    _compile_sgemm(library)
-    return _library_entry(step, operands, a, b, y)
+    if _orientation(a) and right and is_better and min(m, k) >= 16 and n >= 8 and iteration_count(_batch(a, b, y)) == 1:
+        return "blocked"
+    if right and has_few_rows(a, by_columns) and (by_columns or not has_library):
+        return "few rows by columns" if by_columns else "few rows"
+    if has_library:
+        return "sgemm"
+    return "blocked" if right else None
 
 
 def _library_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operand) -> Entry | None:
@@ -162,15 +190,6 @@ def _block(count: int, m: int, n: int, k: int) -> tuple[int, int]:
 
 def _rounded(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
-
-
-@functools.cache
-def _compile_sgemm(library: onednn.OneDNN) -> None:
-    """The first call makes sgemm's machine code, for all shapes: here, and not in the first run of a program."""
-    zeros = np.zeros((16, 16), np.float32)
-    at = address_of(zeros)
-    with library.threads(1):
-        library.call("sgemm", b"N", b"N", 16, 16, 16, 1.0, at, 16, at, 16, 0.0, at, 16)
 
 
 def reads_matmul(step: Step, operands: Operands) -> bool:

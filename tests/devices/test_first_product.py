@@ -1,0 +1,119 @@
+"""sgemm's machine code is made beside the rest of `compile`: once, waited for, and told about when it fails."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+import pytest
+
+import mlcompute as mlc
+from mlcompute.devices.cpu import onednn
+from mlcompute.devices.cpu.onednn import first_product
+from mlcompute.devices.cpu.onednn.first_product import FirstProduct
+from tests.nets import SYNC
+
+
+@pytest.fixture
+def library() -> onednn.OneDNN:
+    found = onednn.load()
+    if found is None:
+        pytest.skip("without oneDNN")
+    return found
+
+
+def test_it_is_made_once(library: onednn.OneDNN, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(first_product, "_multiply", lambda _: made.append(threading.current_thread().name))
+    product = FirstProduct()
+    product.wait()  # nothing was begun
+    for _ in range(3):
+        product.begin(library)
+        product.wait()
+    assert made == ["mlcompute sgemm"]
+    assert product.is_begun
+
+
+def test_an_error_is_raised_where_it_is_waited_for_and_the_next_tries_again(
+    library: onednn.OneDNN, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = iter([mlc.DeviceError("out of memory"), None])
+
+    def multiply(_: object) -> None:
+        if (error := next(results)) is not None:
+            raise error
+
+    monkeypatch.setattr(first_product, "_multiply", multiply)
+    product = FirstProduct()
+    product.begin(library)
+    with pytest.raises(mlc.DeviceError, match="out of memory"):
+        product.wait()
+    assert not product.is_begun
+    product.begin(library)
+    product.wait()
+    assert next(results, "both were asked for") == "both were asked for"
+
+
+def test_without_another_thread_it_is_made_on_this_one(
+    library: onednn.OneDNN, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    made: list[object] = []
+    monkeypatch.setattr(first_product.native_threads, "start", start)
+    monkeypatch.setattr(first_product, "_multiply", made.append)
+    product = FirstProduct()
+    product.begin(library)
+    product.wait()
+    assert made == [library]
+
+
+def test_compile_reports_its_failure(library: onednn.OneDNN, monkeypatch: pytest.MonkeyPatch) -> None:
+    product = FirstProduct()
+    for module in ("mlcompute.devices.cpu.device", "mlcompute.devices.cpu.gemm.matmul"):
+        monkeypatch.setattr(f"{module}.first_product", product)
+
+    def fail(_: object) -> None:
+        raise mlc.DeviceError("oneDNN: sgemm: out of memory")
+
+    graph = mlc.Graph()
+    x = graph.input((4, 8), "x")
+    graph.dense(graph.dense(x, 8), 8)
+    training = mlc.TrainingGraph(
+        [graph], mlc.LossLayer.mean_squared_error(mlc.ReductionType.MEAN), mlc.SGDOptimizer(learning_rate=0.1)
+    )
+    training.add_inputs({"x": x}, {"t": mlc.Tensor(shape=(4, 8))})
+    with monkeypatch.context() as failing:
+        failing.setattr(first_product, "_multiply", fail)
+        with pytest.raises(mlc.DeviceError, match="sgemm: out of memory"):
+            training.compile(device=mlc.Device.cpu())
+    training.compile(device=mlc.Device.cpu())
+    ones = mlc.Tensor(shape=(4, 8), fill_with_data=1.0).data
+    assert training.execute({"x": ones}, {"t": ones}, options=SYNC)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_waits_for_it(library: onednn.OneDNN, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, events = threading.Event(), list[str]()
+
+    def multiply(_: object) -> None:
+        may_end.wait()
+        events.append("made")
+
+    monkeypatch.setattr(first_product, "_multiply", multiply)
+    product = FirstProduct()
+    product.begin(library)
+
+    def forks(then: Callable[[], None]) -> None:
+        product.before_fork()
+        then()
+        product.after_fork()
+
+    forking = threading.Thread(target=forks, args=(lambda: events.append("forked"),))
+    forking.start()
+    may_end.set()
+    forking.join()
+    assert events == ["made", "forked"]
+    product.wait()
