@@ -65,6 +65,23 @@ def test_run_after_run(kind: str, engine: Cuda) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
+def test_the_first_step_only_launches_graphs(kind: str, engine: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """compile has captured them: no step captures anything, or launches its kernels one by one."""
+    job = make(kind, engine)
+    done: list[str] = []
+
+    def note(name: str) -> None:
+        call = getattr(engine.driver, name)
+        monkeypatch.setattr(engine.driver, name, lambda *arguments: (done.append(name), call(*arguments))[1])
+
+    for name in ("begin_capture", "launch", "launch_graph"):
+        note(name)
+    for _ in range(6):
+        job.step()
+    assert done == ["launch_graph"] * 6
+
+
+@pytest.mark.parametrize("kind", MODELS)
 def test_training_agrees_with_the_cpu(kind: str, engine: Cuda) -> None:
     with multiplied("highest"):
         mine, theirs = make(kind, engine), make(kind)
@@ -95,7 +112,7 @@ def test_an_index_out_of_range_is_an_error_and_nothing_else(engine: Cuda, layers
     training, data, table = lookup(engine, layers)
     labels = {"t": np.zeros((4, 2), np.float32)}
     last = f"i{layers - 1}"
-    for turn in range(4):  # launched one by one, captured, and from the graph
+    for turn in range(4):  # every block of inputs has a graph of its own
         training.execute(data, labels, options=SYNC)
         before = table.data.copy()
         for bad in (7, -1, 2**31 - 1, -(2**31)):

@@ -50,8 +50,8 @@ _MOST_LENT = 4
 class CudaExecutable(Executable):
     """A built program.
 
-    The first run of some phases enqueues one kernel after the other; the second captures them into a graph, and all
-    later ones launch that. Graphs contain addresses: when other memory is bound, they are captured again.
+    Phases that were prepared are graphs already, which runs launch. Else the first run enqueues one kernel after the
+    other, and the second captures them. Graphs contain addresses: when other memory is bound, they are captured again.
     """
 
     def __init__(self, engine: Cuda, program: Program) -> None:
@@ -302,6 +302,29 @@ class CudaExecutable(Executable):
         return np.array(np.lib.stride_tricks.as_strided(flat, operand.shape, strides))
 
     # Running ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, phases: Sequence[str]) -> None:
+        """Let libraries load their kernels, and capture a graph for every turn: runs have only to launch them."""
+        blocks, work = self._blocks, list(self._of(phases))
+        calls = [each for each in work if isinstance(each, LibraryCall)]
+        if self._arena is None or not all(map(self._may_be_tried, calls)):
+            return
+        with self.engine.lock:
+            turn = blocks.turn
+            try:
+                for blocks.turn in range(blocks.turns):
+                    self._use_inputs()
+                    with self._driver.account.taking("libraries"):
+                        while calls:
+                            self._enqueue_one(calls.pop(), self._stream)
+                    graph = self._graphs[tuple(phases), blocks.turn, self._lent_from] = self._captured(phases)
+                    self._driver.upload_graph(graph.handle, self._stream)
+            finally:
+                blocks.turn = turn
+
+    def _may_be_tried(self, call: LibraryCall) -> bool:
+        """Does it write nothing but memory that holds nothing before the first run?"""
+        return call.touched[1] <= self.program.plan.placements.keys()
 
     def run(self, phases: Sequence[str], profile: Profile | None = None) -> Completion | None:
         engine, blocks = self.engine, self._blocks
