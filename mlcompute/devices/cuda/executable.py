@@ -310,17 +310,18 @@ class CudaExecutable(Executable):
         if self._arena is None or not all(map(self._may_be_tried, calls)):
             return
         with self.engine.lock:
-            turn = blocks.turn
+            before = blocks.turn
             try:
-                for blocks.turn in range(blocks.turns):
+                for turn in range(blocks.turns):
+                    blocks.turn = turn
                     self._use_inputs()
                     with self._driver.account.taking("libraries"):
                         while calls:
                             self._enqueue_one(calls.pop(), self._stream)
-                    graph = self._graphs[tuple(phases), blocks.turn, self._lent_from] = self._captured(phases)
+                    graph = self._graphs[tuple(phases), turn, self._lent_from] = self._captured(phases)
                     self._driver.upload_graph(graph.handle, self._stream)
             finally:
-                blocks.turn = turn
+                blocks.turn = before
 
     def _may_be_tried(self, call: LibraryCall) -> bool:
         """Does it write nothing but memory that holds nothing before the first run?"""
