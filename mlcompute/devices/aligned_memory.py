@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,13 @@ def aligned_zeros(nbytes: int) -> Array:
     memory = np.zeros(nbytes + ALIGNMENT, np.uint8)
     skip = -memory.__array_interface__["data"][0] % ALIGNMENT
     return memory[skip : skip + nbytes]
+
+
+def aligned_full(shape: tuple[int, ...], number: float, dtype: np.dtype[Any]) -> Array:
+    """Elements that are all the same; written, so that the operating system has supplied their memory."""
+    array: Array = aligned_zeros(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+    array.fill(number)
+    return array
 
 
 def aligned(array: Array) -> Array:

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-import numpy as np
-
+from mlcompute.devices.aligned_memory import aligned_full
 from mlcompute.errors import DataError, GraphError
 from mlcompute.ops.op import FLOAT32, Array, Shape
 from mlcompute.optimizers.memory import memory_of
@@ -165,7 +164,7 @@ class OptimizerState:
     def initial(self, tensor: Tensor) -> list[Array]:
         """What the state of a parameter is before its first update."""
         rule = self.rule(tensor)
-        return [np.full(shape, rule.initial_state(name), FLOAT32) for name, shape in self.layout(tensor).items()]
+        return [aligned_full(shape, rule.initial_state(name), FLOAT32) for name, shape in self.layout(tensor).items()]
 
     def scalars_of(self, settings: Optimizer) -> dict[str, float]:
         """The numbers of the next update, which is about to begin."""

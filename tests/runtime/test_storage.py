@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mlcompute.devices.aligned_memory import aligned, aligned_full
 from mlcompute.devices.device import Buffer, Engine
 from mlcompute.devices.reference import Reference
 from mlcompute.devices.remote import Remote
@@ -142,3 +143,14 @@ def test_numbers_have_a_device_copy_too() -> None:
     found = np.empty((), np.float32)
     storage.buffer(remote).read(found)
     assert found == 3.0
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (1, 1, 1), (33, 65)])
+@pytest.mark.parametrize("number", [0.0, -1.5])
+def test_equal_numbers_begin_at_a_cache_line(shape: tuple[int, ...], number: float) -> None:
+    made = aligned_full(shape, number, np.dtype(np.float32))
+    np.testing.assert_array_equal(made, np.full(shape, number, np.float32), strict=True)
+    assert made.ctypes.data % 64 == 0 or not made.size
+    assert made.flags.c_contiguous
+    assert made.flags.writeable
+    assert aligned(made) is made

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import NamedTuple
 
 from mlcompute.devices.cpu.codegen.simd import SimdValue
@@ -35,27 +34,29 @@ class Form(NamedTuple):
         return self.outputs + self.taps - 1
 
 
-def form(outputs: int, taps: int, *points: str) -> Form:
+def form(outputs: int, taps: int, *points: float) -> Form:
     """The form that multiplies polynomials by their values at these points and at infinity (Toom and Cook).
 
     A filter and its outputs are polynomials with as many coefficients; their product has n of them, so n values
     determine it. Turning that multiplication around (its transpose) gives the convolution.
+
+    points   integers, and these divided by powers of two: all but the last division is exact
     """
-    at = [Fraction(point) for point in points]
-    others = [[other for other in at if other is not point] for point in at]
-    spans = [math.prod(point - other for other in rest) for point, rest in zip(at, others, strict=True)]
-    to_y = [[point**i for point in at] + [Fraction(i == outputs - 1)] for i in range(outputs)]
-    from_w = [[point**j / span for j in range(taps)] for point, span in zip(at, spans, strict=True)]
-    from_w.append([Fraction(j == taps - 1) for j in range(taps)])
-    from_x = [[*_with_roots(rest), Fraction(0)] for rest in others] + [_with_roots(at)]
-    return Form(outputs, taps, *(tuple(tuple(map(float, row)) for row in matrix) for matrix in (to_y, from_w, from_x)))
+    others = [[*points[:number], *points[number + 1 :]] for number in range(len(points))]
+    spans = [math.prod(point - other for other in rest) for point, rest in zip(points, others, strict=True)]
+    to_y = [(*(point**i for point in points), float(i == outputs - 1)) for i in range(outputs)]
+    # A sum with 0 makes no difference to any number but -0.
+    from_w = [tuple(point**j / span + 0.0 for j in range(taps)) for point, span in zip(points, spans, strict=True)]
+    from_w.append(tuple(float(j == taps - 1) for j in range(taps)))
+    from_x = [(*_with_roots(rest), 0.0) for rest in others] + [tuple(_with_roots(points))]
+    return Form(outputs, taps, tuple(to_y), tuple(from_w), tuple(from_x))
 
 
-def _with_roots(roots: Sequence[Fraction]) -> list[Fraction]:
+def _with_roots(roots: Sequence[float]) -> list[float]:
     """Coefficients of the polynomial with these roots, the constant one first."""
-    coefficients = [Fraction(1)]
+    coefficients = [1.0]
     for root in roots:
-        shifted, scaled = [Fraction(0), *coefficients], [*coefficients, Fraction(0)]
+        shifted, scaled = [0.0, *coefficients], [*coefficients, 0.0]
         coefficients = [a - root * b for a, b in zip(shifted, scaled, strict=True)]
     return coefficients
 
@@ -63,12 +64,12 @@ def _with_roots(roots: Sequence[Fraction]) -> list[Fraction]:
 #: By taps. Points are chosen for small errors. Those of the first form need only additions and halves: it is as
 #: accurate as a plain sum. With 2 and -1/2, each the other's negative reciprocal, the others stay within two or three
 #: times the error of a plain sum (with 2 and -2 it would be six to ten).
-_SIX = ("0", "1", "-1", "2", "-1/2")
-_POINTS: dict[int, list[tuple[int, tuple[str, ...]]]] = {3: [(2, ("0", "1", "-1")), (4, _SIX)], 5: [(2, _SIX)]}
+_SIX = (0.0, 1.0, -1.0, 2.0, -0.5)
+_POINTS: dict[int, list[tuple[int, tuple[float, ...]]]] = {3: [(2, (0.0, 1.0, -1.0)), (4, _SIX)], 5: [(2, _SIX)]}
 
 
 #: The same in one direction only, where errors do not multiply: more points stay as accurate.
-_LINE_POINTS: dict[int, list[tuple[int, tuple[str, ...]]]] = {3: [(4, _SIX)], 5: [(4, (*_SIX, "1/2", "-2"))]}
+_LINE_POINTS: dict[int, list[tuple[int, tuple[float, ...]]]] = {3: [(4, _SIX)], 5: [(4, (*_SIX, 0.5, -2.0))]}
 _UNCHANGED = Form(1, 1, ((1.0,),), ((1.0,),), ((1.0,),))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import glob
 import os
 import platform
 import sys
@@ -248,7 +247,8 @@ def _candidates() -> Iterator[str]:
 def _versioned() -> list[str]:
     """Libraries of this system under a name with a longer version, as Debian calls them; the newest first."""
     folders = ("/usr/local/lib", "/usr/lib64", "/usr/lib", f"/usr/lib/{platform.machine()}-linux-gnu")
-    found = [path for folder in folders for path in glob.glob(os.path.join(folder, f"{_FILE}.*"))]
+    files = (os.path.join(folder, name) for folder in folders for name in _names(folder))
+    found = [path for path in files if os.path.basename(path).startswith(f"{_FILE}.")]
     numbers = {path: [int(part) for part in path.rpartition(_FILE)[2].split(".") if part.isdigit()] for path in found}
     return sorted(found, key=lambda path: numbers[path], reverse=True)
 
@@ -258,13 +258,24 @@ def _installed() -> Iterator[str]:
 
     `importlib.metadata` knows as well, but takes longer to import than everything else that a first step needs.
     """
+    begin = f"{_WHEEL.replace('-', '_')}-"
     for folder in sys.path:
-        pattern = os.path.join(glob.escape(folder or os.curdir), f"{_WHEEL.replace('-', '_')}-*.dist-info", "RECORD")
-        for record in glob.glob(pattern):
-            with open(record, encoding="utf-8") as lines:
-                names = [line.split(",")[0] for line in lines]
-            places = (os.path.join(os.path.dirname(record), os.pardir, name) for name in names)
-            yield from [os.path.realpath(place) for place in places if os.path.basename(place) == _FILE]
+        for name in _names(folder or os.curdir):
+            if not (name.startswith(begin) and name.endswith(".dist-info")):
+                continue
+            record = os.path.join(folder or os.curdir, name, "RECORD")
+            with contextlib.suppress(FileNotFoundError), open(record, encoding="utf-8") as lines:
+                files = [line.split(",")[0] for line in lines]
+                places = (os.path.join(os.path.dirname(record), os.pardir, file) for file in files)
+                yield from [os.path.realpath(place) for place in places if os.path.basename(place) == _FILE]
+
+
+def _names(folder: str) -> list[str]:
+    """What is in a folder; nothing where there is none, or nobody may look."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
 
 
 def _open(path: str) -> OneDNN | str:
