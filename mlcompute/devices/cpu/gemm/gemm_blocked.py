@@ -39,7 +39,7 @@ from mlcompute.ops.op import Step, Value
 #: Columns of b packed, rows of a multiplied with them, and rows of a result summed elsewhere, at a time.
 _WIDE, _ROWS, _TALL = 256, 48, 288
 #: What packing a panel costs, in rows of a that could be multiplied with it meanwhile.
-_PACKING = 12
+_PACKING = 16
 
 
 def cut_rows_and_panels(threads: int, rows: int, panels: int) -> tuple[int, int]:
@@ -130,10 +130,10 @@ def gemm_blocked_entry(
     at_once = _block_columns(n) // panel if -(-m // down) > _ROWS or not by_columns else 1
     row_step = args.number(max(1, m) if memory is None else _tall(m))
     b_block = code.aligned_buffer(DEPTH * at_once * panel)
-    # Rows of a that are read for many panels, and columns always, are brought together first: a distance of a power of
-    # two leaves them few places in the cache.
+    # Columns of a are brought together first: a distance of a power of two leaves them few places in the cache. The few
+    # rows of a tile are read where they lie.
     in_rows = a.strides[-1] == 1 or k == 1
-    copies_a = is_bfloat16(a.dtype) or not in_rows or at_once * panel >= _WIDE
+    copies_a = is_bfloat16(a.dtype) or not in_rows
     a_block = code.aligned_buffer(DEPTH * _ROWS) if copies_a else ""
 
     def block_of_a(source: str, height: str, steps: str) -> tuple[str, str | int, str | int]:
