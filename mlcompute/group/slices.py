@@ -13,7 +13,7 @@ So the same numbers are added in the same order, whoever adds them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,22 @@ def parent_of(node: Node, root: Node) -> tuple[Node, Node] | None:
         found = (current, children[0])
         current = children[0] if node[1] <= middle else children[1]
     return found
+
+
+def joins(number: int, nodes: Container[Node], root: Node) -> Iterator[tuple[Node, Node]]:
+    """Up the tree from a slice: (the sum that what it has left is added to, the node that both make together).
+
+    All slices before it have been added. It ends at one of `nodes`, or where the sum waits for slices behind it.
+    """
+    node = (number, number + 1)
+    while node not in nodes:
+        found = parent_of(node, root)
+        assert found is not None, "every slice is under one of the nodes"
+        parent, left = found
+        if node == left:  # what it is to be added to comes later
+            return
+        yield left, parent
+        node = parent
 
 
 def tree_sum(sums: Mapping[Node, Array], node: Node, out: Array | None = None) -> Array:

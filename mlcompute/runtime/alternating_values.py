@@ -44,6 +44,11 @@ class AlternatingValues:
             ]
             for lane in lanes
         ]
+        #: By lane: storages whose values lie in its banks; and those whose values are copied from there. Found when
+        #: there had been so many rebindings; are some in a bank now that were not before?
+        self._found: list[list[tuple[Storage, list[Array], list[dict[Engine, Buffer]]]]] = []
+        self._elsewhere: list[tuple[Storage, Lane, list[Array]]] = []
+        self._found_at, self._is_rebound = -1, False
         #: Executables of this step; and those of steps before: how many rebindings there had been when they were bound.
         self._used: dict[tuple[Program, int], int] = {}
         self._bound: dict[tuple[Program, int], int] = {}
@@ -58,28 +63,47 @@ class AlternatingValues:
         self._used[key] = Storage.rebindings
         return found
 
+    def executables(self, program: Program) -> list[Executable]:
+        """A program, by the bank it is to read."""
+        found = [self._compiled.executable(program)]
+        if self._lanes and len(self._lanes[0].banks) > 1:
+            found.append(self._compiled.twin(program))
+        return found
+
     def switch(self) -> None:
         """A step has left new values in the other bank."""
-        is_rebound = False
-        for lane, kept in zip(self._lanes, self._kept, strict=True):
-            current, coming = lane.current, lane.coming
-            for tensor, views, buffers in kept:
-                storage = storage_of(tensor)
-                if storage.host_memory() is views[current]:
-                    storage.alternate(views[coming], buffers[coming])
-                elif storage.is_callers or storage.dtype != lane.dtype:
-                    np.copyto(storage.memory(), views[coming], casting="same_kind")
-                    storage.touched()
-                else:
-                    storage.alternate(views[coming], buffers[coming])
-                    is_rebound = True
-            lane.current = coming
-        self._bound.update(self._used)
-        self._used = {}
-        if is_rebound:
+        if self._found_at != Storage.rebindings:
+            self._find()
+        for lane, found in zip(self._lanes, self._found, strict=True):
+            lane.current = coming = lane.coming
+            for storage, views, buffers in found:
+                storage.alternate(views[coming], buffers[coming])
+        for storage, lane, views in self._elsewhere:
+            np.copyto(storage.memory(), views[lane.current], casting="same_kind")
+            storage.touched()
+        if self._used:
+            self._bound.update(self._used)
+            self._used = {}
+        if self._is_rebound:
+            self._is_rebound = False
             Storage.has_changed()
         else:
             Storage.changes += 1
+
+    def _find(self) -> None:
+        """Where the values lie since somebody has written them, or bound other memory."""
+        self._found_at, self._found, self._elsewhere = Storage.rebindings, [], []
+        for lane, kept in zip(self._lanes, self._kept, strict=True):
+            found = []
+            for tensor, views, buffers in kept:
+                storage = storage_of(tensor)
+                is_here = storage.host_memory() is views[lane.current]
+                if not is_here and (storage.is_callers or storage.dtype != lane.dtype):
+                    self._elsewhere.append((storage, lane, views))
+                    continue
+                found.append((storage, views, buffers))
+                self._is_rebound |= not is_here
+            self._found.append(found)
 
     def release(self) -> None:
         """Values that lie in a bank get memory of their own: a step is about to overwrite the bank they lie in."""

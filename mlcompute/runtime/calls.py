@@ -12,7 +12,7 @@ from mlcompute.execution import Execution, GraphCompletionHandler, has_option
 from mlcompute.graph import Node
 from mlcompute.runtime import group_calls
 from mlcompute.runtime.call_data import batch_of, collect_inputs, has_labels, named_data
-from mlcompute.runtime.inputs import CallCache, InputData, Named
+from mlcompute.runtime.inputs import CallCache, InputData, Named, PreparedRun
 from mlcompute.runtime.passes import Passes
 from mlcompute.runtime.run import Call, Run, submit
 from mlcompute.runtime.run_specification import RunSpecification
@@ -44,18 +44,31 @@ def execute(
         call.options, ExecutionOptions.FORWARD_FOR_INFERENCE
     )
     if session.group is not None and not is_inference:
-        return group_calls.execute(session, call, batch, data, phases_to_execute(session))
+        execution = group_calls.execute(session, call, batch, data, phases_to_execute(session))
+        _remember(session, group_calls.prepared(session, options), options, batch_size, given)
+        return execution
     look_up = _inference if is_inference else _training_step
     specification, inputs = look_up(session, batch, data, call)
     assert session.compiled is not None
-    # Without a loss it depends on what is bound when a step runs whether it has a gradient pass.
-    if session.compiled.request.minimised or session.definition.learning is None:
-        declared = session.definition.declared
-        groups = (declared.inputs, declared.labels, declared.label_weights)
-        names = [{**declared.undeclared, **group} for group in groups]
-        again = Run(session, specification, Call("execute", options), are_arrays=True)
-        session.compiled.call_cache = CallCache.after(again, options, batch_size, given, names)
+    again = Run(session, specification, Call("execute", options), are_arrays=True)
+    _remember(session, again, options, batch_size, given)
     return submit(session, specification, inputs, call)
+
+
+def _remember(
+    session: Session,
+    run: PreparedRun | None,
+    options: ExecutionOptions,
+    batch_size: int,
+    given: Sequence[Named | None],
+) -> None:
+    """A call like this one need not look anything up."""
+    compiled, definition = session.compiled, session.definition
+    # Without a loss it depends on what is bound when a step runs whether it has a gradient pass.
+    if run is not None and compiled is not None and (compiled.request.minimised or definition.learning is None):
+        groups = (definition.declared.inputs, definition.declared.labels, definition.declared.label_weights)
+        names = [{**definition.declared.undeclared, **group} for group in groups]
+        compiled.call_cache = CallCache.after(run, options, batch_size, given, names)
 
 
 def _inference(

@@ -13,14 +13,17 @@ from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError, ExecutionError, ProcessError
 from mlcompute.execution import Execution, has_option
 from mlcompute.runtime.call_data import named_data
-from mlcompute.runtime.inputs import Named
+from mlcompute.runtime.group_step import GroupStep
+from mlcompute.runtime.inputs import InputData, Named
 from mlcompute.runtime.job import Job
 from mlcompute.runtime.run import Call
 from mlcompute.runtime.run_result import ResultState
+from mlcompute.runtime.run_specification import RunSpecification
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import write_target
 
 if TYPE_CHECKING:
+    from mlcompute.runtime.compiled_graph import CompiledGraph
     from mlcompute.runtime.group_training import GroupTraining
     from mlcompute.runtime.session import Session
 
@@ -32,7 +35,47 @@ def in_group(session: Session) -> GroupTraining:
     return session.in_group
 
 
-def execute(session: Session, call: Call, batch: int, data: Mapping[Tensor, Any], phases: Sequence[str]) -> Execution:
+class GroupCall:
+    """`execute` in a group, prepared for calls of one kind (see `CallCache`)."""
+
+    __slots__ = ("_call", "_step", "specification")
+
+    def __init__(self, step: GroupStep, specification: RunSpecification, call: Call) -> None:
+        self._step, self._call, self.specification = step, call, specification
+
+    def is_current(self, compiled: CompiledGraph) -> bool:
+        """Does the group still have the memory that it was prepared with?"""
+        return self._step.is_current()
+
+    def submit(self, session: Session, compiled: CompiledGraph, inputs: InputData) -> Execution:
+        """Run the step on one call's data."""
+        training, step = session.in_group, self._step
+        assert training is not None
+        if session.unsettled:
+            session.raise_unseen_error()
+        if session.has_averaged_weights:
+            session.expect_own_weights(self._call.method)
+
+        def work() -> ResultState | None:
+            training.pass_phases.clear()
+            step.run(inputs)  # type: ignore[arg-type]  # arrays: nothing of them has yet to be computed
+            return _result(training)
+
+        return _carried_out(session, self._call, work)
+
+
+def prepared(session: Session, options: ExecutionOptions) -> GroupCall | None:
+    """The last whole step, for calls that ask for the same; None where there was none, or others may be lost in it."""
+    training = session.in_group
+    step = None if training is None or training.on_devices is not None or session.elastic else training.last_step
+    if step is None or step.specification is None or not step.is_current():
+        return None
+    return GroupCall(step, step.specification, Call("execute", options))
+
+
+def execute(
+    session: Session, call: Call, batch: int, data: Mapping[Tensor, Any], phases: tuple[str, ...]
+) -> Execution:
     """One training step of the whole group."""
     training = in_group(session)
     if "update" in phases:
@@ -48,6 +91,10 @@ def execute(session: Session, call: Call, batch: int, data: Mapping[Tensor, Any]
                     return _result(training)
                 if session.elastic:
                     training.remember()
+                step = training.step(batch, session.sizes_of(data), phases)
+                if step is not None:
+                    step.run(step.collect(call, data))
+                    return _result(training)
                 training.run_passes(call, batch, data, "slice", tuple(phase for phase in phases if phase != "update"))
                 if "gradient" in phases:
                     training.finish(updates="update" in phases, is_whole_step=True)
@@ -150,7 +197,8 @@ def _carried_out(session: Session, call: Call, work: Callable[[], ResultState | 
         training.has_begun, training.under_way = False, None
         try:
             result = work()
-            _write_outputs(training, call)
+            if call.outputs_data:
+                _write_outputs(training, call, call.outputs_data)
         except ProcessError:
             raise
         except Exception as error:
@@ -170,12 +218,12 @@ def _carried_out(session: Session, call: Call, work: Callable[[], ResultState | 
     return Execution(job)
 
 
-def _write_outputs(training: GroupTraining, call: Call) -> None:
+def _write_outputs(training: GroupTraining, call: Call, outputs: Named) -> None:
     """Values of the whole batch into the caller's memory."""
     session = training.session
     definition = session.definition
     who = f"{definition.who}.{call.method}"
-    for name, buffer in (call.outputs_data or {}).items():
+    for name, buffer in outputs.items():
         tensor = definition.declared.output(call.method, name)
         values = session.fetch(tensor)
         if values is None:

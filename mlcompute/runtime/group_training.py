@@ -21,16 +21,18 @@ from mlcompute.compiler.update import is_elementwise
 from mlcompute.devices.device import Completion
 from mlcompute.group.exchange import Kind
 from mlcompute.group.group import Group
-from mlcompute.group.slices import Node, parent_of
+from mlcompute.group.slices import Node, joins
 from mlcompute.ops.op import Array
 from mlcompute.runtime import device_step
 from mlcompute.runtime.alternating_values import AlternatingValues
 from mlcompute.runtime.group_results import GroupResults
 from mlcompute.runtime.group_start import compare
+from mlcompute.runtime.group_step import GroupStep
 from mlcompute.runtime.lane_exchange import LaneExchange, Sums, gather_shards
 from mlcompute.runtime.lanes import Entry, make_lanes
 from mlcompute.runtime.run import Call, Run
 from mlcompute.runtime.shard_update import ShardUpdate
+from mlcompute.runtime.sizes import Sizes
 from mlcompute.runtime.slice_passes import SlicePasses, largest_slice
 from mlcompute.runtime.state_layout import StateLayout
 from mlcompute.runtime.storage import Storage
@@ -48,6 +50,7 @@ class GroupTraining:
 
     signal   a number this process sends along with its next step; `signals` are those of all, from the last step
     pass_phases   the passes that were run one by one so far
+    last_step     the last whole step, prepared
     """
 
     def __init__(self, session: Session, compiled: CompiledGraph, group: Group) -> None:
@@ -73,6 +76,7 @@ class GroupTraining:
         self._coming = 0
         self._spare: list[Sums] = []
         self.results = GroupResults(self)
+        self.last_step: GroupStep | None = None
         compare(self)
         self.share_out()
 
@@ -146,15 +150,28 @@ class GroupTraining:
         factor   what means over this batch count in the whole step, where several batches make one
         """
         if "forward" in phases:
-            self.batch = batch
             self.results.begin(style, batch)
-        self._release(self._sums.values())  # of a step that has failed
-        self._sums, self._coming = {}, self._own_slices.start
-        if not goes_on:
-            self._release(self._pending.values())
-            self._pending = {}
+        self.begin_passes(batch, goes_on=goes_on)
         self.slices.run(call, batch, data, style, phases, factor)
         self.results.is_shared = True
+
+    def begin_passes(self, batch: int, *, goes_on: bool = False) -> None:
+        """Passes of own slices are about to be run."""
+        self.batch = batch
+        if self._sums:  # of a step that has failed
+            self._release(self._sums.values())
+            self._sums = {}
+        self._coming = self._own_slices.start
+        if self._pending and not goes_on:
+            self._release(self._pending.values())
+            self._pending = {}
+
+    def step(self, batch: int, sizes: Sizes, phases: tuple[str, ...]) -> GroupStep | None:
+        """A whole step, prepared; None where the processes exchange something while slices run (`run_passes`)."""
+        if self.last_step is None or not self.last_step.fits(batch, sizes, phases):
+            is_cut = self.program.sums or self.slices.sends_early(batch, sizes, phases)
+            self.last_step = None if is_cut else GroupStep(self, batch, sizes, phases)
+        return self.last_step
 
     def send_early(self, chunk: int) -> None:
         """The gradients of a chunk are complete, and nothing will be added to them: exchange them meanwhile."""
@@ -285,12 +302,7 @@ class GroupTraining:
         """Add what a slice has left to the sum beside it in the tree, that to the next one, and so on."""
         self._coming = number + 1
         node: Node = (number, number + 1)
-        while node not in self._own_nodes:
-            found = parent_of(node, self.shared.root)
-            assert found is not None
-            parent, left = found
-            if node == left:
-                break
+        for left, parent in joins(number, self._own_nodes, self.shared.root):
             before = self._sums.pop(left)
             for total, added in zip(before, arrays, strict=True):
                 np.add(total, added, out=total)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError
 from mlcompute.ops.op import Array, Value
-from mlcompute.runtime.run_specification import InputSlot
+from mlcompute.runtime.run_specification import InputSlot, RunSpecification
 from mlcompute.runtime.tensor_state import moments, state_of
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import ArrayLike, read_array
 
 if TYPE_CHECKING:
     from mlcompute.devices.device import Engine
-    from mlcompute.runtime.run import Run
+    from mlcompute.execution import Execution
+    from mlcompute.runtime.compiled_graph import CompiledGraph
+    from mlcompute.runtime.session import Session
 
 _ndarray = np.ndarray
 #: Data by the names given to add_inputs or add_outputs.
@@ -143,6 +145,18 @@ class Inputs:
         return get
 
 
+class PreparedRun(Protocol):
+    """What calls of one kind run: a `Run`, or a step of a group."""
+
+    specification: RunSpecification
+
+    def is_current(self, compiled: CompiledGraph) -> bool:
+        """Does the graph still have what it was prepared with?"""
+
+    def submit(self, session: Session, compiled: CompiledGraph, inputs: InputData) -> Execution:
+        """Run it on one call's data."""
+
+
 class CallCache:
     """A call whose data all came by name. When the next one gives the same names, nothing needs to be looked up.
 
@@ -154,7 +168,7 @@ class CallCache:
 
     def __init__(
         self,
-        run: Run,
+        run: PreparedRun,
         options: ExecutionOptions,
         batch_size: int,
         named: Sequence[Sequence[tuple[str, Value]]],
@@ -166,7 +180,7 @@ class CallCache:
 
     @staticmethod
     def after(
-        run: Run,
+        run: PreparedRun,
         options: ExecutionOptions,
         batch_size: int,
         given: Sequence[Named | None],

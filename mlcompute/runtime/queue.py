@@ -10,15 +10,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from mlcompute.devices import native_threads
 from mlcompute.devices.interrupts import held
 from mlcompute.errors import ExecutionError
+from mlcompute.runtime.job import Job
 
-if TYPE_CHECKING:
-    from mlcompute.runtime.job import Job
-
+T = TypeVar("T")
 _get_ident = threading.get_ident
 _queues: weakref.WeakSet[WorkQueue] = weakref.WeakSet()
 #: Seconds a fork, and the end of the process, wait for the job that is running.
@@ -82,6 +81,26 @@ class WorkQueue:
             except BaseException:
                 job.error_was_seen = True
                 raise
+
+    def run_now(self, work: Callable[[T], None], data: T) -> None:
+        """Do something when its turn has come, on this thread if nothing is queued, and return when it is done."""
+        job = None
+        with held:
+            with self._lock:
+                if is_free := not self._jobs and self._owner is None:
+                    self._owner = _get_ident()
+            if is_free:
+                try:
+                    work(data)
+                finally:
+                    with self._lock:
+                        self._owner = None
+                        self._tell_all()
+            else:
+                job = Job(self, lambda _: work(data))
+                self.submit(job, True)
+        if job is not None:
+            job.wait()
 
     def is_running_here(self) -> bool:
         """Is the calling thread inside a job (a completion handler, say)?"""

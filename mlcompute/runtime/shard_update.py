@@ -21,7 +21,6 @@ from mlcompute.devices.host_memory import allocate
 from mlcompute.errors import ProcessError
 from mlcompute.group.exchange import Exchange, Kind
 from mlcompute.ops.op import Array, Value
-from mlcompute.runtime.job import Job
 from mlcompute.runtime.lane_exchange import LaneExchange, of_bank
 from mlcompute.runtime.lanes import BLOCK, Lane, Piece
 from mlcompute.runtime.sharded_state import ShardedState
@@ -60,7 +59,10 @@ class ShardUpdate:
     ) -> None:
         self._session, self._compiled, self._exchange, self._lanes = session, compiled, exchange, lanes
         self._shared, self._layouts = shared, layouts
-        self._parameters = [entry.tensor for lane in lanes for entry in lane.entries if entry.role == "parameter"]
+        assert session.device is not None
+        self._queue = queue_of(session.device)
+        parameters = [entry.tensor for lane in lanes for entry in lane.entries if entry.role == "parameter"]
+        self._parameters = [(tensor, state_of(tensor)) for tensor in parameters]
         #: State of parameters that stands for the parts of all processes.
         self._adopted: dict[Tensor, list[Storage]] = {}
         self.given: dict[Tensor, dict[int, Array]] = {}
@@ -201,9 +203,9 @@ class ShardUpdate:
 
         Looked at before every update: state that was restored or bound in between is another object.
         """
-        for tensor in self._parameters:
+        for tensor, own in self._parameters:
             adopted = self._adopted.get(tensor)
-            if state_of(tensor).optimizer_storages is adopted:  # as nearly always, and much faster to look at
+            if own.optimizer_storages is adopted:  # as nearly always, and much faster to look at
                 continue
             buffers = state.of(tensor)
             if buffers is adopted:
@@ -313,7 +315,7 @@ class ShardUpdate:
     def run(self, state: OptimizerState) -> None:
         """New parameters of the own shard in the lanes' coming banks, from everybody's sums of gradients."""
         self.begin(state)
-        numbers = self.numbers(state)
+        numbers = self.numbers(state) if self._norm_names else self._numbers
         if self.program is None:
             return
         for name, cell in self._cells:
@@ -321,11 +323,7 @@ class ShardUpdate:
         bank = self.bank
         if self._found_at != Storage.rebindings:
             self._find_parameters(bank)
-        device = self._session.device
-        assert device is not None
-        job = Job(queue_of(device), self._carry_out)
-        queue_of(device).submit(job, True, None)
-        job.wait()
+        self._queue.run_now(self._carry_out, bank)
         for tensor, lane, piece in self._elsewhere:
             new = self._places[tensor][lane.coming]
             lane.banks[lane.coming][piece.start : piece.stop] = new.array().reshape(-1)
@@ -344,9 +342,9 @@ class ShardUpdate:
                 storage.touched()
                 self._found_at = -1  # it may be the caller's memory, who may write it at any time
 
-    def _carry_out(self, _: Job) -> None:
+    def _carry_out(self, bank: int) -> None:
         engine, clock = self._compiled.engine, self._compiled.clock
-        executable, storages = self._executables[self.bank]
+        executable, storages = self._executables[bank]
         if not self._compiled.shares_memory:
             for gradient in self._gradients:
                 gradient.touched()

@@ -23,6 +23,7 @@ from mlcompute.runtime.inputs import InputData, resolved
 from mlcompute.runtime.passes import Passes
 from mlcompute.runtime.run import Call, Run
 from mlcompute.runtime.run_specification import InputSlot, RunSpecification
+from mlcompute.runtime.sizes import Sizes
 from mlcompute.runtime.storage import Storage
 from mlcompute.tensor import Tensor
 
@@ -185,8 +186,14 @@ class SlicePasses:
             begins_with = begins_with[: begins_with.index("gradient") + 1]
         return self._training.compiled.specification(program, phases, _SYNCHRONOUS), begins_with
 
+    def sends_early(self, batch: int, sizes: Sizes, phases: Sequence[str]) -> bool:
+        """Are gradients of a whole step sent while others are computed?"""
+        own, session = self.parts(batch), self._training.session
+        programs = (session.program("slice", part.last - part.first, sizes=sizes) for part in own)
+        return any(self._sends_early(program, "slice", phases, len(own)) for program in programs)
+
     def _sends_early(self, program: Program, style: str, phases: Sequence[str], count: int) -> bool:
-        """Are gradients sent while others are computed? Not where slices are still to be added to them."""
+        """Not where slices are still to be added to them."""
         training = self._training
         is_step = style == "slice" and "gradient" in phases and count == 1
         # Programs of other batch sizes might compute gradients in another order than they are exchanged in.
@@ -208,6 +215,17 @@ class SlicePasses:
         self, specification: RunSpecification, call: Call, batch: int, data: Mapping[Tensor, Any]
     ) -> dict[Tensor, Array]:
         """The data of the whole batch, as arrays."""
+        asked = self.of_whole_batch(specification, batch)
+        known = {
+            slot.tensor: data[slot.tensor] for slot in asked.inputs if _is_as_wanted(data.get(slot.tensor), slot.value)
+        }
+        if len(known) == len(asked.inputs):  # nothing to be converted, as nearly always
+            return known
+        arrays = resolved(collect_inputs(self._training.session, asked, data, call.method, copies=False))
+        return {slot.tensor: np.asarray(arrays[slot.value]) for slot in asked.inputs}
+
+    def of_whole_batch(self, specification: RunSpecification, batch: int) -> RunSpecification:
+        """The same for the data of a whole batch."""
         key = (specification, batch)
         asked = self._whole_batches.get(key)
         if asked is None:
@@ -223,13 +241,7 @@ class SlicePasses:
                 for tensor, value, descriptor, _, per_sample in specification.inputs
             ]
             asked = self._whole_batches[key] = dataclasses.replace(specification, inputs=slots)
-        known = {
-            slot.tensor: data[slot.tensor] for slot in asked.inputs if _is_as_wanted(data.get(slot.tensor), slot.value)
-        }
-        if len(known) == len(asked.inputs):  # nothing to be converted, as nearly always
-            return known
-        arrays = resolved(collect_inputs(self._training.session, asked, data, call.method, copies=False))
-        return {slot.tensor: np.asarray(arrays[slot.value]) for slot in asked.inputs}
+        return asked
 
     def sliced(self, slots: Sequence[InputSlot], whole: Mapping[Tensor, Array], part: Part) -> InputData:
         """What one slice reads of the whole batch. What all samples share is read by every slice.

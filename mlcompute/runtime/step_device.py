@@ -13,7 +13,7 @@ from mlcompute.compiler.program import Program
 from mlcompute.devices.device import Buffer, Engine, Executable
 from mlcompute.devices.device_exchange import SumTree
 from mlcompute.devices.foreign_array import Lying
-from mlcompute.group.slices import Node, parent_of, split_at
+from mlcompute.group.slices import Node, joins, split_at
 from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.compiled_graph import CompiledGraph
 from mlcompute.runtime.lanes import Entry, Lane
@@ -133,13 +133,9 @@ class StepDevice:
         most = 0
         for number in range(first, last):
             node, is_work = (number, number + 1), True
-            while node not in self._own_nodes:
-                found = parent_of(node, self._step.root)
-                assert found is not None
-                if node == found[1]:
-                    break
-                waiting.remove(found[1])
-                node, is_work = found[0], False
+            for left, parent in joins(number, self._own_nodes, self._step.root):
+                waiting.remove(left)
+                node, is_work = parent, False
             if not (is_work and number == last - 1):
                 waiting.add(node)
             most = max(most, len(waiting))
@@ -212,12 +208,7 @@ class StepDevice:
         node, arrays = (number, number + 1), self._work
         if is_empty:
             self._zeros = arrays = self._zeros or self._allocated()
-        while node not in self._own_nodes:
-            found = parent_of(node, self._step.root)
-            assert found is not None
-            parent, left = found
-            if node == left:
-                break
+        for left, parent in joins(number, self._own_nodes, self._step.root):
             before = self._sums.pop(left)
             for total, added, lane in zip(before, arrays, self._lanes, strict=True):
                 self._exchange.add(self.rank, total, (total, added), lane.dtype)
