@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlcompute.devices.cpu.codegen.code import vector_lanes
 from mlcompute.devices.cpu.gemm import matmul
 from mlcompute.devices.cpu.kernels import convolution
 from mlcompute.ops.images import last_shape
@@ -19,6 +20,12 @@ KINDS: dict[str, tuple[Any, ...]] = {
     "one input": ((2, 1, 12, 12), (6, 1, 5, 5), (1, 1), (1, 1), (0, 0, 0, 0), 1),
     "three inputs": ((3, 3, 11, 9), (20, 3, 3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 1),
     "strided": ((2, 5, 13, 10), (7, 5, 3, 3), (2, 3), (1, 1), (1, 0, 2, 1), 1),
+    "strided, more inputs": ((2, 17, 13, 10), (7, 17, 3, 3), (2, 3), (1, 1), (1, 0, 2, 1), 1),
+    "dilated, more inputs": ((2, 18, 14, 13), (9, 18, 3, 3), (1, 2), (2, 3), (2, 2, 3, 3), 1),
+    "transposed": ((3, 3, 16, 14), (20, 3, 4, 4), (2, 2), (1, 1), (1, 1, 1, 1), 1),
+    "transposed, two inputs": ((2, 2, 15, 31), (33, 2, 5, 7), (3, 2), (2, 1), (2, 3, 4, 3), 1),
+    "wide border": ((2, 3, 4, 3), (8, 3, 3, 4), (1, 1), (1, 1), (4, 3, 6, 5), 1),
+    "wide rows": ((1, 4, 3, 230), (5, 4, 2, 3), (1, 1), (1, 1), (1, 0, 1, 1), 1),
     "dilated": ((2, 4, 14, 13), (9, 4, 3, 3), (1, 2), (2, 3), (2, 2, 3, 3), 1),
     "strided and dilated": ((1, 3, 15, 15), (5, 3, 3, 2), (2, 2), (3, 2), (1, 2, 0, 1), 1),
     "pixels without taps": ((2, 3, 9, 9), (4, 3, 1, 1), (3, 2), (1, 1), (0, 0, 0, 0), 1),
@@ -56,4 +63,20 @@ def test_without_a_library(kind: str, op: str, monkeypatch: pytest.MonkeyPatch) 
     bench = Bench(convolution.KERNELS, op, arrays, attributes, workspaces=convolution.WORKSPACES)
     assert bench.entries is not None
     assert all("oneDNN" not in entry.kernel for entry in bench.entries)
+    bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4))
+
+
+@pytest.mark.parametrize("inputs", [1, 2, vector_lanes() // 2])
+def test_input_gradients_with_few_channels_have_a_kernel_of_their_own(inputs: int) -> None:
+    """With a library, too: it fills vectors of channels up."""
+    rng = np.random.default_rng(0)
+    w, dy = rng.standard_normal((32, inputs, 4, 4)).astype("f"), rng.standard_normal((5, 8, 8, 32)).astype("f")
+    attributes = {
+        "strides": (2, 2), "dilations": (1, 1), "padding": (1, 1, 1, 1), "groups": 1, "channels_last": True,
+        "shape": (5, inputs, 16, 16),
+    }  # fmt: skip
+    name = "convolution_input_gradient"
+    bench = Bench(convolution.KERNELS, name, [dy, w], attributes, workspaces=convolution.WORKSPACES)
+    assert bench.entries is not None
+    assert bench.entries[-1].kernel == "gemm of taps, added"
     bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4))
