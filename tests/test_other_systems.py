@@ -200,7 +200,9 @@ def test_code_for_threads_on_macos(monkeypatch: pytest.MonkeyPatch) -> None:
         module.verify()
         assert "sem_wait" not in text
         assert target.emit_object(module).startswith(b"\xcf\xfa\xed\xfe")  # Mach-O, 64 bits
-    assert "dispatch_semaphore_wait" in threads._worker().declarations
+    worker = threads._worker()
+    assert "dispatch_semaphore_wait" in worker.text()
+    assert "dispatch_semaphore_wait" in worker.declarations
 
 
 # The self-test ------------------------------------------------------------------------------------------------------

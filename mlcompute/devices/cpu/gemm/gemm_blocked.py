@@ -174,17 +174,26 @@ def gemm_blocked_entry(
                     copy_line(code, seen, made, 0, width)
 
     if count == 1:
-        row_bounds, panel_bounds = _share_part(args, (rows, all_panels), cuts)
-        with code.when(code.let(f"icmp slt i64 {row_bounds[0]}, {row_bounds[1]}")):
-            part("0", row_bounds, panel_bounds)
+        shares = _share_part(args, (rows, all_panels), cuts)
+
+        def write() -> None:
+            with code.when(code.let(f"icmp slt i64 {shares[0][0]}, {shares[0][1]}")):
+                part("0", *shares)
+
     else:
         units, row_parts, panel_parts = args.numbers([count * down * across, down, across])
         first, last = code.share(units, 1, None if memory is None else memory.max_threads)
-        with code.loop(first, last) as unit:
-            line = code.div(unit, panel_parts)
-            row_bounds = _part(code, rows, code.rem(line, row_parts), row_parts)
-            panel_bounds = _part(code, all_panels, code.rem(unit, panel_parts), panel_parts)
-            part(code.div(line, row_parts), row_bounds, panel_bounds)
+
+        def write() -> None:
+            with code.loop(first, last) as unit:
+                line = code.div(unit, panel_parts)
+                row_bounds = _part(code, rows, code.rem(line, row_parts), row_parts)
+                panel_bounds = _part(code, all_panels, code.rem(unit, panel_parts), panel_parts)
+                part(code.div(line, row_parts), row_bounds, panel_bounds)
+
+    buffered = None if memory is None else _block_columns(n)
+    choices = f"{count == 1} {by_columns} {in_rows} {copies_a} {at_once} {panel} {buffered}"
+    code.later(f"{choices} {types} {vector_lanes()}", write)
     return Entry(
         step,
         code,

@@ -231,6 +231,11 @@ def _batch(a: Operand, b: Operand, y: Operand) -> list[Axis]:
 @functools.cache
 def _sgemm_code(batch_axes: int, factor: str) -> Code:
     code = Code("matmul")
+    code.later(f"{batch_axes} {factor}", lambda: _write_sgemm(code, batch_axes, factor))
+    return code
+
+
+def _write_sgemm(code: Code, batch_axes: int, factor: str) -> None:
     function = code.argument(0, "ptr")
     count, m, n, k = (code.argument(index) for index in range(1, 5))
     a, letter_a, lda = code.argument(5, "ptr"), code.argument(6), code.argument(7)
@@ -262,7 +267,6 @@ def _sgemm_code(batch_axes: int, factor: str) -> Code:
             f"float {float_literal(0.0)}, ptr {at_y}, i64 {ldc})"
         )
         report_status(code, status, failed)
-    return code
 
 
 KERNELS: dict[str, Maker] = {"matmul": matmul_entry}

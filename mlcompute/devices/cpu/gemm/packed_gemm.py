@@ -189,13 +189,17 @@ def _finish(code: Code, tile: list[list[SimdValue]], c_rows: list[Line], adds: s
 
 def _pack_rows_code(width: int, element: str) -> Code:
     code = Code("pack_rows")
+    code.later(f"{width} {vector_lanes()} {element}", lambda: _write_pack_rows(code, width, element))
+    return code
+
+
+def _write_pack_rows(code: Code, width: int, element: str) -> None:
     begin, end, depth, stride = (code.argument(index) for index in range(4))
     source, target = code.argument(4, "ptr"), code.argument(5, "ptr")
     with code.loop(0, depth) as k:
         row = Line(code, code.at(source, code.mul(k, stride), element), element)
         address = code.at(target, code.mul(k, width * vector_lanes()), "float")
         pack_row(code, width, (begin, end), row, address, depth)
-    return code
 
 
 def pack_row(

@@ -29,7 +29,7 @@ class CheckedIndices:
     """Integers in memory that must lie in 0..extent-1. When one does not, `status` becomes 1 and that index."""
 
     def __init__(self, args: KernelArguments, indices: Operand, extent: int) -> None:
-        self._args, self._is_signed = args, indices.dtype.kind == "i"
+        self._args, self.is_signed = args, indices.dtype.kind == "i"
         self.element = MEMORY_TYPES[indices.dtype]
         self.status: Array = np.zeros(2, np.int64)
         self.pointer = args.pointer(indices)
@@ -42,7 +42,7 @@ class CheckedIndices:
         index = code.load(code.at(pointer, offset, element), element)
         if element == "i64":
             return index
-        return code.let(f"{'sext' if self._is_signed else 'zext'} {element} {index} to i64")
+        return code.let(f"{'sext' if self.is_signed else 'zext'} {element} {index} to i64")
 
     def is_valid(self, index: str) -> str:
         """Is an index in range? A flag."""

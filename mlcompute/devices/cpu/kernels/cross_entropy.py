@@ -62,7 +62,7 @@ def forward_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     args = KernelArguments(code)
     write = _Rows if axes[-1].reduced else _Columns
     kernel = write(args, step, every, axes, rows)
-    kernel.forward()
+    code.later(kernel.depends_on(kernel.loops), kernel.forward)
     return [
         Entry(
             step, code, args.values, reads=[x, labels], writes=results, rows=rows, by_row=by_row,
@@ -83,7 +83,8 @@ def gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     code = Code(step.op.name)
     args = KernelArguments(code)
     write = _Rows if axes[-1].reduced else _Columns
-    write(args, step, every, axes, rows).gradient()
+    kernel = write(args, step, every, axes, rows)
+    code.later(kernel.depends_on(kernel.loops), kernel.gradient)
     return [
         Entry(
             step, code, args.values, reads=every[:-1], writes=[dx], rows=rows, by_row=by_row,
@@ -102,6 +103,13 @@ class _Kernel:
         self.classes = operands[0].shape[step.attributes["axis"]]
         self.checked = CheckedIndices(args, operands[1], self.classes)
         self.pointers = [self.checked.pointer if i == 1 else args.pointer(own) for i, own in enumerate(operands)]
+
+    def depends_on(self, loops: RowLoops | ColumnLoops) -> str:
+        """What the code depends on, beside the arguments it reads."""
+        classes = self.classes if self.spread else None
+        labels = f"{self.checked.element} {self.checked.is_signed}"
+        settings = f"{self.keep!r} {self.spread!r} {self.ignored} {classes}"
+        return f"{type(self).__name__} {settings} {labels} {loops.code_key} {vector_lanes()}"
 
     def loss(
         self,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
-from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code
+from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.codegen.combiners import SUM, LineReduction, Term, fill, reduce_columns
 from mlcompute.devices.cpu.codegen.loops import (
     Line,
@@ -122,27 +122,31 @@ def _row_entry(step: Step, all_: Sequence[Operand], axes: Sequence[Axis], thread
     loops = RowLoops(args, axes, rows, operands=2)
     *outer, innermost = loops.reduced
     size = to_float(code, reduced_count)
-    with loops.each_unit():
-        from_, to = (loops.address(p, i, types[i]) for i, p in enumerate((source, target)))
 
-        def over(total: LineReduction, term: Term | None = None) -> SimdValue:
-            with loop_over(code, outer, [from_], types[:1]) as (inner,):
-                total.add(Line(code, inner, types[0], loops.strides[0]), innermost.extent, term)
-            return total.result()
+    def write() -> None:
+        with loops.each_unit():
+            from_, to = (loops.address(p, i, types[i]) for i, p in enumerate((source, target)))
 
-        m = over(LineReduction(code, SUM)) / size
-        centre = splat(m)
-        v = over(LineReduction(code, SUM), lambda value, index, mask: _square(value - centre)) / size
-        for pointer, value in ((means, m), (variances, v)):
-            code.store(loops.address(pointer, 2, "float"), "float", value.name)
-        scale = splat(1.0 / (v + epsilon).sqrt())
-        with loop_over(code, outer, [from_, to], types) as addresses:
-            seen, made = map(functools.partial(Line, code), addresses, types, loops.strides)
+            def over(total: LineReduction, term: Term | None = None) -> SimdValue:
+                with loop_over(code, outer, [from_], types[:1]) as (inner,):
+                    total.add(Line(code, inner, types[0], loops.strides[0]), innermost.extent, term)
+                return total.result()
 
-            def finish(index: str, mask: str | None) -> None:
-                made.store(index, (seen.load(index, mask) - centre) * scale, mask)
+            m = over(LineReduction(code, SUM)) / size
+            centre = splat(m)
+            v = over(LineReduction(code, SUM), lambda value, index, mask: _square(value - centre)) / size
+            for pointer, value in ((means, m), (variances, v)):
+                code.store(loops.address(pointer, 2, "float"), "float", value.name)
+            scale = splat(1.0 / (v + epsilon).sqrt())
+            with loop_over(code, outer, [from_, to], types) as addresses:
+                seen, made = map(functools.partial(Line, code), addresses, types, loops.strides)
 
-            vector_loop(code, 0, innermost.extent, finish)
+                def finish(index: str, mask: str | None) -> None:
+                    made.store(index, (seen.load(index, mask) - centre) * scale, mask)
+
+                vector_loop(code, 0, innermost.extent, finish)
+
+    code.later(f"{types} {loops.code_key} {vector_lanes()}", write)
     return Entry(
         step, code, args.values, reads=[x], writes=[y, mean, variance],
         rows=rows, by_row={0, 1, 2, 3} if rows else set(),

@@ -218,7 +218,11 @@ def _pool_channels(
 
         _full_and_clipped(code, windows, down, across, full, clipped)
 
-    loops.each(lambda sample, channels: [image.at(sample=sample) for image in images_of], visit)
+    def enter(sample: str, channels: tuple[str, str]) -> list[Images]:
+        return [image.at(sample=sample) for image in images_of]
+
+    depends_on = f"{combiner.name} {combiner.element} {windows.code_key} {[image.element for image in images_of]}"
+    code.later(f"{depends_on} {lanes}", lambda: loops.each(enter, visit))
 
 
 def _spread_channels(args: KernelArguments, windows: Windows, inputs: Sequence[Operand], y: Operand, rows: int) -> None:
@@ -276,7 +280,9 @@ def _spread_channels(args: KernelArguments, windows: Windows, inputs: Sequence[O
 
         _full_and_clipped(code, windows, down, across, full, clipped)
 
-    loops.each(enter, visit)
+    elements = [[image.element for image in images] for images in ([made, given], seen, indices)]
+    depends_on = f"{windows.code_key} {windows.tile} {adds} {elements} {loops.tiles == 1} {lanes}"
+    code.later(depends_on, lambda: loops.each(enter, visit))
 
 
 def _narrow(found: SimdValue) -> SimdValue:

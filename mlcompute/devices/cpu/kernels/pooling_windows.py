@@ -42,6 +42,11 @@ class Windows(NamedTuple):
         )
 
     @property
+    def code_key(self) -> str:
+        """What code over windows is written for: it reads samples, channels, images and counts from its arguments."""
+        return f"{self.kernel} {self.strides} {self.dilations} {self.padding}"
+
+    @property
     def taps(self) -> list[tuple[int, int]]:
         """Elements of a window, row-major."""
         return [(u, v) for u in range(self.kernel[0]) for v in range(self.kernel[1])]

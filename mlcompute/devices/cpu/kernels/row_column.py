@@ -50,6 +50,9 @@ class ColumnTiles:
 class _Loops:
     """What rows and columns share: registers of the kept and the reduced loops, and addresses along the kept ones."""
 
+    #: Of operands along the innermost loop: None for neighbours.
+    strides: list[str | None]
+
     def __init__(self, args: KernelArguments, kept: Sequence[Axis], axes: Sequence[Axis], full: int | None) -> None:
         self.args, self.code = args, args.code
         self.kept = axis_registers(args, kept)
@@ -57,6 +60,12 @@ class _Loops:
         self._full = full
         #: Indices of the current unit along the kept loops.
         self.indices: list[str] = []
+
+    @property
+    def code_key(self) -> str:
+        """What code inside the loops depends on, beside the arguments it reads."""
+        apart = [stride is not None for stride in self.strides]
+        return f"{len(self.kept)} {len(self.reduced)} {apart} {self._full is None}"
 
     def _share(self, units: int, rows: int) -> None:
         self.units = share_units(self.args, units, rows)

@@ -7,6 +7,7 @@ import functools
 import os
 import platform
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,13 @@ def _wait_for(code: Code, address: str, relation: str, value: str) -> None:
     code.start_block(done)
 
 
+def _code(name: str, write: Callable[[Code], None]) -> Code:
+    """Code that depends on the system and the processor alone, and is written when it is in no cache."""
+    code = Code(name)
+    code.later(f"{system.system()} {platform.machine()}", lambda: write(code))
+    return code
+
+
 def tape_runner() -> Code:
     """Runs all entries of a program: `run_tape(thread, threads, [tape, count, barrier, omp_get, omp_set])`.
 
@@ -116,7 +124,10 @@ def tape_runner() -> Code:
     back at the end: other libraries of the process may share the same OpenMP. So are the signals that the caller, who
     is thread 0, lets through; workers never do.
     """
-    code = Code("run_tape")
+    return _code("run_tape", _write_tape_runner)
+
+
+def _write_tape_runner(code: Code) -> None:
     is_caller = code.let("icmp eq i64 %thread, 0")
     signals = code.variable("ptr", "null")
     with code.when(is_caller):
@@ -164,7 +175,6 @@ def tape_runner() -> Code:
         code.do(f"call void {omp_set}(i32 {code.get('i32', before)})")
     with code.when(is_caller):
         system.restore_signals(code, code.get("ptr", signals))
-    return code
 
 
 def _has_mxcsr() -> bool:
@@ -229,7 +239,10 @@ def _worker() -> Code:
 
     A generation's lowest bits say how many threads it has. No signal ever interrupts a worker: others handle them.
     """
-    code = Code("worker")
+    return _code("worker", _write_worker)
+
+
+def _write_worker(code: Code) -> None:
     system.block_signals(code)
     sleeping = _word(code, "%arguments", code.add(_SLEEPING, code.mul("%thread", 8)))
     semaphore = _word(code, "%arguments", code.add(_SEMAPHORES, code.mul("%thread", 8)))
@@ -279,12 +292,14 @@ def _worker() -> Code:
     code.let(f"atomicrmw add ptr {_word(code, '%arguments', _DONE)}, i64 1 acq_rel")
     code.do(f"br label %{again}")
     code.start_block(stop)
-    return code
 
 
 def _leader() -> Code:
     """Starts a generation of work, takes part as thread 0, and returns when all have finished."""
-    code = Code("leader")
+    return _code("leader", _write_leader)
+
+
+def _write_leader(code: Code) -> None:
     generation = _word(code, "%arguments", _GENERATION)
     done = _word(code, "%arguments", _DONE)
     # A fork, or a failure, may have left the barrier in the middle of something: a new generation begins.
@@ -317,19 +332,20 @@ def _leader() -> Code:
         code.do(f"br label %{head}")
         code.start_block(end)
     code.do(f"store atomic i64 0, ptr {done} release, align 8")
-    return code
 
 
 def _stopper() -> Code:
     """Tells all workers to return, those too that sleep."""
-    code = Code("stopper")
+    return _code("stopper", _write_stopper)
+
+
+def _write_stopper(code: Code) -> None:
     # A new generation wakes those that spin; they see the stop first, on processors that reorder writes, too.
     code.do(f"store atomic i64 1, ptr {_word(code, '%arguments', _STOP)} release, align 8")
     generation = _word(code, "%arguments", _GENERATION)
     code.do(f"store atomic i64 {code.add(_acquire(code, generation), _GENERATIONS)}, ptr {generation} seq_cst, align 8")
     with code.loop(1, "%threads") as index:
         system.post(code, _word(code, "%arguments", code.add(_SEMAPHORES, code.mul(index, 8))))
-    return code
 
 
 @functools.cache
