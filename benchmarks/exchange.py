@@ -2,6 +2,9 @@
 
 python -m benchmarks.exchange                                        the tables of the documentation
 mlcompute launch -n 4 benchmarks/exchange.py --measure               measured here, beside the formula fitted to it
+mlcompute launch -n 8 benchmarks/exchange.py --network resnet20      what a training step of it exchanges
+
+With MLCOMPUTE_SHARED_MEMORY=4 the last one takes every four neighbours for a machine, with 0 each process for one.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -101,10 +105,46 @@ def measure(sizes: tuple[int, ...] = (1 << 10, 1 << 16, 1 << 18, 1 << 20, 1 << 2
         )
 
 
+def measure_network(name: str, repeats: int = 300) -> None:
+    """Time the exchange of a training step by itself: sums to whoever owns them, new parameters to all."""
+    import mlcompute as mlc
+    from benchmarks.contenders.ours import training
+    from benchmarks.workloads import ALL
+    from mlcompute.group.exchange import Kind
+    from mlcompute.runtime.session import session_of
+
+    size = mlc.Group.world().size
+    group = mlc.Group.world(slices=size)
+    graph = training(replace(ALL[name], input_shape=(size, *ALL[name].input_shape[1:]))).graph
+    graph.compile(device=mlc.Device.cpu(), group=group)
+    in_group = session_of(graph).in_group
+    assert in_group is not None
+    shared = in_group.shared
+    sums = {node: shared.memory[node[0]] for node in shared.nodes[group.rank]}
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        shared.exchange(sums, Kind.STEP, 0, 0)
+        shared.gather(Kind.PARAMETERS)
+        times.append(time.perf_counter() - began)
+    if group.is_first:
+        nbytes = sum(lane.length * lane.dtype.itemsize for lane in in_group.lanes)
+        machines = size // len(group.exchange.machine)
+        expected = seconds(nbytes / (size // machines), machines, MACHINE)
+        print(
+            f"{name}, {nbytes} bytes, {size} processes on {machines} machines: "
+            f"measured {statistics.median(times) * 1e3:.3f} ms, formula for what is sent {expected * 1e3:.3f} ms"
+        )
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--measure", action="store_true")
-    if parser.parse_args().measure:
+    parser.add_argument("--network")
+    given = parser.parse_args()
+    if given.measure:
         measure()
+    elif given.network:
+        measure_network(given.network)
     else:
         print(table())
