@@ -4,7 +4,8 @@
     python -m benchmarks.gpu.layers lstm gru       what has one of these words in its name
     python -m benchmarks.gpu.layers --own          attention by our own kernels where it would be cuDNN's
 
-A graph has the layer several times over; data lies on the device. Attention is causal, without projections.
+A graph has the layer several times over; data lies on the device. Attention is causal, without projections. Recurrent
+layers are shown by our own kernels and by cuDNN; a star stands at the one that a graph would get.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from benchmarks.cuda_kernels import timed
 from mlcompute import devices, ops
 from mlcompute.compiler.attention_by_token import attention_by_token
 from mlcompute.compiler.context import Context
+from mlcompute.compiler.copy_strided_operands import copy_strided_operands
 from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
+from mlcompute.compiler.recurrent_reserve import recurrent_reserve
+from mlcompute.devices.cuda import recurrent_choice
 from mlcompute.devices.cuda.kernels import cudnn_attention
 from mlcompute.devices.device import Engine
 from mlcompute.ops.bfloat16 import bfloat16
@@ -42,6 +46,7 @@ class Layer:
     ours     given a value per shape: the forward pass, or results of both passes
     theirs   given a tensor per shape but the last: the result, and what its gradient is taken for
     repeats  how often a graph has it
+    is_recurrent   are there two ways to run it?
     """
 
     name: str
@@ -50,6 +55,7 @@ class Layer:
     theirs: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, Sequence[torch.Tensor]]]
     is_bfloat16: bool = False
     repeats: int = 10
+    is_recurrent: bool = False
 
 
 def attention(n: int, heads: int, length: int, width: int, is_bfloat16: bool) -> Layer:
@@ -100,7 +106,8 @@ def recurrent(kind: str, n: int, times: int, inputs: int, hidden: int) -> Layer:
         return model.to(x.device)(x)[0], [x, *model.parameters()]
 
     repeats = 10 if hidden < 512 else 2  # of hundreds of kernels each
-    return Layer(f"{kind} tf32 {n}x{times}x{inputs}->{hidden}", shapes, ours, theirs, repeats=repeats)
+    name = f"{kind} tf32 {n}x{times}x{inputs}->{hidden}"
+    return Layer(name, shapes, ours, theirs, repeats=repeats, is_recurrent=True)
 
 
 LAYERS = [
@@ -108,10 +115,19 @@ LAYERS = [
     attention(32, 4, 64, 32, True),
     *(
         recurrent(kind, *shape)
-        for shape in ((32, 50, 64, 128), (64, 100, 512, 512), (64, 100, 1024, 1024))
+        for shape in ((32, 50, 64, 128), *((n, 100, units, units) for units in (128, 512, 1024, 2048) for n in (8, 64)))
         for kind in ("lstm", "gru")
     ),
 ]
+
+
+def seconds_by(engine: Engine, layer: Layer, with_gradient: bool, is_cudnn: bool) -> tuple[float, str]:
+    """Seconds of a recurrent layer by cuDNN or by our kernels, and the names of these."""
+    before, recurrent_choice.is_chosen = recurrent_choice.is_chosen, lambda engine, step, problem: is_cudnn
+    try:
+        return seconds_of_ours(engine, layer, with_gradient)
+    finally:
+        recurrent_choice.is_chosen = before
 
 
 def seconds_of_ours(engine: Engine, layer: Layer, with_gradient: bool) -> tuple[float, str]:
@@ -122,7 +138,8 @@ def seconds_of_ours(engine: Engine, layer: Layer, with_gradient: bool) -> tuple[
     results = [result for _ in range(layer.repeats) for result in layer.ours(inputs, with_gradient)]
     unasked: Any = None  # no graph has requested it
     context = Context(unasked, engine, Program("benchmark", 1), trace=trace, kept=frozenset(results))
-    steps = attention_by_token(trace.steps, context)
+    steps = recurrent_reserve(attention_by_token(trace.steps, context), context)
+    steps = copy_strided_operands(steps, context)
     plan = planned(steps, results, workspace=engine.workspace)
     program = Program("benchmark", 1, steps, plan, dict(trace.constants), kept=set(results))
     executable = engine.build(program, engine.allocate(plan.nbytes))
@@ -167,15 +184,28 @@ def main(words: Sequence[str]) -> None:
     torch.backends.cudnn.allow_tf32 = True
     torch.set_float32_matmul_precision("high")
     print(f"{torch.cuda.get_device_name()}, cuDNN {torch.backends.cudnn.version()}, PyTorch {torch.__version__}")
-    print(f"{'microseconds':<54}{'mlcompute':>11}{'PyTorch':>11}{'speed':>8}   kernels")
+    print(f"{'microseconds':<48}{'mlcompute':>11}{'by cuDNN':>11}{'PyTorch':>11}{'speed':>8}   kernels")
     for layer in LAYERS:
         if words and not any(word in layer.name for word in words):
             continue
         for with_gradient in (False, True):
             name = f"{layer.name}, {'both passes' if with_gradient else 'forward'}"
-            ours, kernels = seconds_of_ours(found[0], layer, with_gradient)
             theirs = seconds_of_theirs(layer, with_gradient)
-            print(f"{name:<54}{1e6 * ours:>11.1f}{1e6 * theirs:>11.1f}{theirs / ours:>7.2f}x   {kernels}", flush=True)
+            if layer.is_recurrent:
+                shown, best, kernels = two_ways(found[0], layer, with_gradient)
+            else:
+                best, kernels = seconds_of_ours(found[0], layer, with_gradient)
+                shown = f"{1e6 * best:>11.1f}{'':>11}"
+            print(f"{name:<48}{shown}{1e6 * theirs:>11.1f}{theirs / best:>7.2f}x   {kernels}", flush=True)
+
+
+def two_ways(engine: Engine, layer: Layer, with_gradient: bool) -> tuple[str, float, str]:
+    """Both times of a recurrent layer as text; seconds and kernels of the way that a graph would get."""
+    ways = [seconds_by(engine, layer, with_gradient, is_cudnn) for is_cudnn in (False, True)]
+    _, kernels = seconds_of_ours(engine, layer, with_gradient)
+    chosen = next(number for number, way in enumerate(ways) if way[1] == kernels)
+    shown = "".join(f"{1e6 * way[0]:>10.1f}{'*' if k == chosen else ' '}" for k, way in enumerate(ways))
+    return shown, ways[chosen][0], kernels
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from mlcompute.compiler.plan_memory import plan_memory
 from mlcompute.compiler.pool_indices import pool_indices
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.recompute_normalized import recompute_normalized
+from mlcompute.compiler.recurrent_reserve import recurrent_reserve
 from mlcompute.compiler.rematerialize import rematerialize
 from mlcompute.compiler.request import Request
 from mlcompute.compiler.schedule_updates import schedule_updates
@@ -130,6 +131,10 @@ def _keeps_logarithms(context: Context) -> bool:
     return context.engine.traits.attention_by_token
 
 
+def _keeps_reserve(context: Context) -> bool:
+    return context.engine.traits.recurrent_reserve
+
+
 def _is_one_call(context: Context) -> bool:
     return not context.program.runs_in_phases
 
@@ -163,6 +168,7 @@ PASSES = [
     Pass(pool_indices, when=_is_fused_whole),
     Pass(lower_precision, when=_asks_for_bfloat16),  # supported steps, on bfloat16 where the device supports that
     Pass(attention_by_token, when=_keeps_logarithms),
+    Pass(recurrent_reserve, when=_keeps_reserve),
     Pass(rematerialize, when=_recomputes),
     Pass(unmerge_aliased_updates),
     Pass(fuse_epilogues, when=_fuses_epilogues),

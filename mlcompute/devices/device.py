@@ -30,6 +30,7 @@ class Traits:
     fuses_epilogues    a matmul or convolution can add a bias before it stores its result
     fuses_normalization   elementwise ops before and after a normalisation are computed in its own passes over memory
     attention_by_token    attention gives (n, l, heads, d), and keeps the logarithms of the softmax's denominators
+    recurrent_reserve     recurrent layers may keep bytes for their gradient that only the device can read
     merges_matmuls     matmuls of one matrix of at least so many rows with several weights become one; 0: none do
     recomputes_factors    what a matmul or convolution of the gradient pass reads is computed again, not kept
     updates_last       many updates are one kernel, so they should follow each other, and not their gradients
@@ -47,6 +48,7 @@ class Traits:
     fuses_epilogues: bool = False
     fuses_normalization: bool = False
     attention_by_token: bool = False
+    recurrent_reserve: bool = False
     merges_matmuls: int = 0
     recomputes_factors: bool = True
     updates_last: bool = False
@@ -149,6 +151,13 @@ class Engine(ABC):
     @abstractmethod
     def supports(self, step: Step) -> bool:
         """Is there a kernel for this step: its op, types, shapes and attributes? If not, the compiler expands it."""
+
+    def recurrent_reserve(self, step: Step, trains: bool) -> int | None:
+        """For `lstm` and `rnn`: bytes it wants to keep for the gradient in place of gates; None: the op as it is.
+
+        trains  is there a gradient? If not, the bytes are 0
+        """
+        return None
 
     def needs_dense(self, steps: Sequence[Step], views: Mapping[Value, Value]) -> Mapping[Step, Sequence[Value]]:
         """Inputs that kernels cannot read through views: the compiler copies them into memory of their own.

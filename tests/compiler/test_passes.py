@@ -25,6 +25,7 @@ class Capable(Null):
         fuses_epilogues=True,
         fuses_normalization=True,
         attention_by_token=True,
+        recurrent_reserve=True,
         merges_matmuls=1,
         channels_last=True,
         updates_last=True,

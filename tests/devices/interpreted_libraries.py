@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mlcompute import ops
-from mlcompute.devices.cuda import cublaslt, cudnn, libraries
+from mlcompute.devices.cuda import cublaslt, cudnn, libraries, recurrent_choice
 from mlcompute.devices.cuda.cublaslt import library as lt
 from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.kernels import convolution as convolution_kernels
@@ -173,6 +173,10 @@ class InterpretedCuda(EmulatedCuda):
     def workspace(self, step: Any) -> int:
         with libraries.building_for(libraries.Gpu(0, "interpreted", (9, 0), 4)):
             return KERNELS[step.op.name].workspace(step)
+
+    def recurrent_reserve(self, step: Any, trains: bool) -> int | None:
+        with libraries.building_for(libraries.Gpu(0, "interpreted", (9, 0), 4)):
+            return recurrent_choice.reserve(self, step, trains)
 
     def build(self, program: Any, arena: Any = None, like: Any = None) -> CudaExecutable:
         with libraries.building_for(libraries.Gpu(0, "interpreted", (9, 0), 4)):

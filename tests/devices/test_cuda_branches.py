@@ -14,6 +14,7 @@ from mlcompute.devices.cuda import branches as module
 from mlcompute.devices.cuda import executable
 from mlcompute.devices.cuda.branches import Place, branches
 from mlcompute.devices.cuda.kernels import matmul
+from mlcompute.devices.cuda.kernels.launch import LibraryCall
 from mlcompute.devices.cuda.merge_launches import Touched, Work
 from mlcompute.ops.op import Value
 from tests.devices.cuda_ops import emulated, run_on
@@ -105,3 +106,13 @@ def test_small_products_stay_in_one_stream(monkeypatch: pytest.MonkeyPatch) -> N
     rng = np.random.default_rng(0)
     run_on(emulated(), perceptron, [rng.standard_normal((8, 8)).astype(np.float32) for _ in range(3)], times=2)
     assert set(seen[0]) == {Place()}
+
+
+def test_calls_that_use_memory_of_the_library_stay_in_one_stream(
+    placed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LibraryCall, "is_alone", property(lambda call: True, lambda call, value: None), raising=False)
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in [(24, 16), *[(16, 16)] * LAYERS]]
+    run_on(emulated(), perceptron, arrays, times=2)
+    assert {place.stream for _, _, places in placed for place in places} == {0}

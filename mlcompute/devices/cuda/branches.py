@@ -59,6 +59,7 @@ def _is_large(unit: Sequence[Work]) -> bool:
     return (
         any(isinstance(each, LibraryCall) for each in unit)
         and not any(isinstance(each, Launch) and (each.guarded or _may_fail(each)) for each in unit)
+        and not any(isinstance(each, LibraryCall) and each.is_alone for each in unit)
         and sum(value.nbytes for value in (*step.inputs, *step.results)) >= _LARGE
     )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlcompute.compiler.program import Program
 from mlcompute.devices import register
-from mlcompute.devices.cuda import cuda_bindings, nccl
+from mlcompute.devices.cuda import cuda_bindings, nccl, recurrent_choice
 from mlcompute.devices.cuda.branches import STREAMS
 from mlcompute.devices.cuda.completion import Progress
 from mlcompute.devices.cuda.driver import Driver
@@ -17,6 +17,7 @@ from mlcompute.devices.cuda.exchange import GpuArray, adopted, handed_out
 from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.gpu_exchange import joined
 from mlcompute.devices.cuda.input_blocks import SmallPart
+from mlcompute.devices.cuda.kernels import cudnn_recurrent
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.cuda.libraries import building_for
 from mlcompute.devices.cuda.memory import CudaBuffer, Staging
@@ -26,7 +27,7 @@ from mlcompute.devices.foreign_array import Lying, is_on_gpu
 from mlcompute.devices.interrupts import held
 from mlcompute.enums import DeviceType
 from mlcompute.errors import DeviceError
-from mlcompute.ops.op import Array, Step
+from mlcompute.ops.op import Array, Step, Value
 
 
 class Cuda(Engine):
@@ -38,6 +39,7 @@ class Cuda(Engine):
         fuses_epilogues=True,
         fuses_normalization=True,
         attention_by_token=True,
+        recurrent_reserve=True,
         merges_matmuls=1024,  # for fewer rows, copying the weights side by side takes longer than is won
         recomputes_factors=False,  # it has much memory, and writing them again takes time
         updates_last=True,
@@ -123,6 +125,13 @@ class Cuda(Engine):
             return False
         with building_for(self.driver.activate()):
             return row.supports(step)
+
+    def recurrent_reserve(self, step: Step, trains: bool) -> int | None:
+        with building_for(self.driver.activate()):
+            return recurrent_choice.reserve(self, step, trains)
+
+    def needs_dense(self, steps: Sequence[Step], views: Mapping[Value, Value]) -> Mapping[Step, Sequence[Value]]:
+        return cudnn_recurrent.strided_inputs(steps, views)
 
     def workspace(self, step: Step) -> int:
         with building_for(self.driver.activate()):

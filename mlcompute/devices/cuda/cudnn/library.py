@@ -7,7 +7,20 @@ import functools
 import threading
 import weakref
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_bool, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import (
+    POINTER,
+    byref,
+    c_bool,
+    c_char_p,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from typing import Any
 
 from mlcompute.devices.cuda.libraries import load
@@ -83,6 +96,24 @@ _SIGNATURES: dict[str, list[Any]] = {
     "BackendGetAttribute": [_P, c_int, c_int, c_int64, POINTER(c_int64), _P],
     "BackendFinalize": [_P],
     "BackendExecute": [_P, _P, _P],
+    "CreateTensorDescriptor": [_OUT],
+    "SetTensorNdDescriptor": [_P, c_int, c_int, POINTER(c_int), POINTER(c_int)],
+    "DestroyTensorDescriptor": [_P],
+    "CreateDropoutDescriptor": [_OUT],
+    "SetDropoutDescriptor": [_P, _P, c_float, _P, c_size_t, c_uint64],
+    "DestroyDropoutDescriptor": [_P],
+    "CreateRNNDescriptor": [_OUT],
+    "SetRNNDescriptor_v8": [_P, *[c_int] * 8, *[c_int32] * 4, _P, c_uint32],
+    "DestroyRNNDescriptor": [_P],
+    "CreateRNNDataDescriptor": [_OUT],
+    "SetRNNDataDescriptor": [_P, c_int, c_int, c_int, c_int, c_int, POINTER(c_int), _P],
+    "DestroyRNNDataDescriptor": [_P],
+    "GetRNNWeightSpaceSize": [_P, _P, POINTER(c_size_t)],
+    "GetRNNTempSpaceSizes": [_P, _P, c_int, _P, POINTER(c_size_t), POINTER(c_size_t)],
+    "GetRNNWeightParams": [_P, _P, c_int32, c_size_t, _P, c_int32, _P, _OUT, _P, _OUT],
+    "RNNForward": [_P, _P, c_int, *[_P] * 11, *[c_size_t, _P] * 3],
+    "RNNBackwardData_v8": [_P, _P, *[_P] * 14, *[c_size_t, _P] * 3],
+    "RNNBackwardWeights_v8": [_P, _P, c_int, *[_P] * 7, *[c_size_t, _P] * 3],
 }
 _RETURNS: dict[str, Any] = {"GetVersion": c_size_t, "GetErrorString": c_char_p, "GetLastErrorString": None}
 

@@ -99,6 +99,7 @@ class LibraryCall:
     operands   memory it reads and writes; `writes` are positions among them
     enqueue    given a stream and the operands' addresses, in order. It must not allocate, synchronize or read results
     keeps      what must live as long as the program: descriptors, handles
+    is_alone   does the library use memory of its own for it, so that two such calls must not run at the same time?
     """
 
     step: Step
@@ -107,6 +108,7 @@ class LibraryCall:
     writes: Sequence[int]
     enqueue: Callable[[int, Sequence[int]], None]
     keeps: list[Any] = field(default_factory=list)
+    is_alone: bool = False
 
     @property
     def steps(self) -> list[Step]:

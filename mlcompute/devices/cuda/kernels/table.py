@@ -8,6 +8,7 @@ from mlcompute.devices.cuda.kernels import (
     copies,
     cross_entropy,
     ctc,
+    cudnn_recurrent,
     elementwise,
     embedding,
     gelu_epilogue,
@@ -42,5 +43,6 @@ KERNELS: dict[str, Row] = {
     **recurrent.KERNELS,
     **ctc.KERNELS,
     **rnn.KERNELS,
+    **cudnn_recurrent.KERNELS,
     **attention.KERNELS,
 }
