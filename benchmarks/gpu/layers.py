@@ -29,6 +29,7 @@ from mlcompute.compiler.copy_strided_operands import copy_strided_operands
 from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.recurrent_reserve import recurrent_reserve
+from mlcompute.compiler.request import Request
 from mlcompute.devices.cuda import recurrent_choice
 from mlcompute.devices.cuda.kernels import cudnn_attention
 from mlcompute.devices.device import Engine
@@ -136,8 +137,7 @@ def seconds_of_ours(engine: Engine, layer: Layer, with_gradient: bool) -> tuple[
     dtype = bfloat16() if layer.is_bfloat16 else FLOAT32
     inputs = [trace.value(shape, dtype, "input") for shape in layer.shapes]
     results = [result for _ in range(layer.repeats) for result in layer.ours(inputs, with_gradient)]
-    unasked: Any = None  # no graph has requested it
-    context = Context(unasked, engine, Program("benchmark", 1), trace=trace, kept=frozenset(results))
+    context = Context(Request(), engine, Program("benchmark", 1), trace=trace, kept=frozenset(results))
     steps = recurrent_reserve(attention_by_token(trace.steps, context), context)
     steps = copy_strided_operands(steps, context)
     plan = planned(steps, results, workspace=engine.workspace)
