@@ -148,6 +148,13 @@ class Engine(ABC):
         """What is taken of its memory, and for what; None where that is the host's."""
         return None
 
+    def foresee(self, steps: Sequence[Step]) -> None:
+        """Steps that are about to be planned and built: what takes long beside that may begin now.
+
+        They are as the layers described them; `supports` has not been asked about them yet.
+        """
+        return
+
     @abstractmethod
     def supports(self, step: Step) -> bool:
         """Is there a kernel for this step: its op, types, shapes and attributes? If not, the compiler expands it."""

@@ -6,12 +6,16 @@ import os
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 import mlcompute as mlc
+from mlcompute import ops
 from mlcompute.devices.cpu import onednn
+from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.cpu.onednn import first_product
 from mlcompute.devices.cpu.onednn.first_product import FirstProduct
+from mlcompute.ops.op import Trace
 from tests.nets import SYNC
 
 
@@ -29,10 +33,45 @@ def test_it_is_made_once(library: onednn.OneDNN, monkeypatch: pytest.MonkeyPatch
     product = FirstProduct()
     product.wait()  # nothing was begun
     for _ in range(3):
-        product.begin(library)
+        product.need(library)
         product.wait()
     assert made == ["mlcompute sgemm"]
     assert product.is_begun
+
+
+def test_nobody_waits_for_what_turned_out_not_to_be_needed(
+    library: onednn.OneDNN, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(first_product, "_multiply", lambda _: may_end.wait())
+    product = FirstProduct()
+    product.begin(library)
+    product.wait()
+    may_end.set()
+    product.need(library)
+    product.wait()
+
+
+@pytest.mark.parametrize(("trains", "begins"), [(True, True), (False, False)])
+def test_it_is_begun_when_products_are_foreseen(
+    trains: bool, begins: bool, library: onednn.OneDNN, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient of a dense layer's source is a product by sgemm, its prediction is not."""
+    product, made = FirstProduct(), list[object]()
+    for module in ("mlcompute.devices.cpu.device", "mlcompute.devices.cpu.gemm.matmul"):
+        monkeypatch.setattr(f"{module}.first_product", product)
+    monkeypatch.setattr(first_product, "_multiply", made.append)
+    x, dy, w = (np.zeros(shape, np.float32) for shape in ((32, 24), (32, 40), (40, 24)))
+    trace = Trace()
+    values = [trace.value(array.shape, array.dtype, "input") for array in (x, dy, w)]
+    ops.matmul(values[0], ops.transpose(values[2]))
+    if trains:
+        ops.matmul(values[1], values[2])
+    Cpu(2).foresee(trace.steps)
+    assert product.is_begun == begins
+    product.need(library)
+    product.wait()
+    assert made == [library]
 
 
 def test_an_error_is_raised_where_it_is_waited_for_and_the_next_tries_again(
@@ -46,11 +85,11 @@ def test_an_error_is_raised_where_it_is_waited_for_and_the_next_tries_again(
 
     monkeypatch.setattr(first_product, "_multiply", multiply)
     product = FirstProduct()
-    product.begin(library)
+    product.need(library)
     with pytest.raises(mlc.DeviceError, match="out of memory"):
         product.wait()
     assert not product.is_begun
-    product.begin(library)
+    product.need(library)
     product.wait()
     assert next(results, "both were asked for") == "both were asked for"
 
@@ -65,7 +104,7 @@ def test_without_another_thread_it_is_made_on_this_one(
     monkeypatch.setattr(first_product.native_threads, "start", start)
     monkeypatch.setattr(first_product, "_multiply", made.append)
     product = FirstProduct()
-    product.begin(library)
+    product.need(library)
     product.wait()
     assert made == [library]
 
@@ -104,7 +143,7 @@ def test_a_fork_waits_for_it(library: onednn.OneDNN, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(first_product, "_multiply", multiply)
     product = FirstProduct()
-    product.begin(library)
+    product.need(library)
 
     def forks(then: Callable[[], None]) -> None:
         product.before_fork()

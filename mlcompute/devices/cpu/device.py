@@ -99,6 +99,13 @@ class Cpu(Engine):
         }
         return facts if library else facts | {"note": f"can be slower; {onednn.why_missing()}"}
 
+    def foresee(self, steps: Sequence[Step]) -> None:
+        if not first_product.is_begun and (products := [step for step in steps if step.op.name == "matmul"]):
+            from mlcompute.devices.cpu.gemm.matmul import begin_sgemm  # imported where there is a product
+
+            views = [step for step in steps if step.op.is_view]
+            begin_sgemm(products, Operands(views, {step.results[0]: step.inputs[0] for step in views}))
+
     def supports(self, step: Step) -> bool:
         supports = SUPPORTS[step.op.name]
         return supports is None or supports(step if reads_bfloat16(step) else widened(step))
@@ -114,10 +121,6 @@ class Cpu(Engine):
                 operands = Operands(steps, views)
             if not reads(step, operands):
                 needed[step] = [value for value in step.inputs if not operands[value].is_dense]
-        if not first_product.is_begun and (products := [step for step in steps if step.op.name == "matmul"]):
-            from mlcompute.devices.cpu.gemm.matmul import begin_sgemm  # imported where there is a product
-
-            begin_sgemm(products, operands or Operands(steps, views))
         return needed
 
     def workspace(self, step: Step) -> int:

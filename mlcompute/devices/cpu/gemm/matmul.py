@@ -84,7 +84,7 @@ def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operan
     if kernel is None:
         return None
     if kernel == "sgemm":
-        first_product.begin(onednn.require())
+        first_product.need(onednn.require())
         return _library_entry(step, operands, a, b, y)
     batch = _batch(a, b, y)
     if kernel == "blocked":
@@ -95,7 +95,7 @@ def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operan
 
 
 def begin_sgemm(steps: Sequence[Step], operands: Operands) -> None:
-    """Let sgemm's machine code be made, if one of the first products needs it: long before it is asked for an entry."""
+    """Let sgemm's machine code be made if it looks as if one of the first products will need it."""
     for step in steps[:_LOOKED_AT]:
         a, b, y = (operands[value] for value in (*step.inputs, step.results[0]))
         if not has_bfloat16(step) and _kernel(a, b, y) == "sgemm":

@@ -12,12 +12,13 @@ from mlcompute.devices.cpu.onednn.library import OneDNN
 
 
 class FirstProduct:
-    """Begun when a program is built that needs it, and waited for before one runs."""
+    """Begun when a program may need it, and waited for before a program runs that does."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._is_needed = False
 
     @property
     def is_begun(self) -> bool:
@@ -39,10 +40,15 @@ class FirstProduct:
             else:
                 self._thread = thread
 
+    def need(self, library: OneDNN) -> None:
+        """A program that is being built will call sgemm."""
+        self._is_needed = True
+        self.begin(library)
+
     def wait(self) -> None:
-        """Return when it is done; raises what it failed with, and the next program tries again."""
+        """Return when it is done, if it is needed; raises what it failed with, and the next program tries again."""
         thread = self._thread
-        if thread is None:
+        if thread is None or not self._is_needed:
             return
         thread.join()
         if self._error is not None:
