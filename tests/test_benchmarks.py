@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import measure, table
+from benchmarks import limits, measure, table
 from benchmarks.__main__ import main
 from benchmarks.contenders import CONTENDERS, Contender, pytorch
 from benchmarks.contenders import ours as mlcompute
@@ -29,6 +29,7 @@ from benchmarks.workloads import (
     resnet50,
     stacked_lstm,
 )
+from mlcompute.ops.op import TABLE
 from tests.devices.cuda_ops import emulated
 
 
@@ -193,6 +194,24 @@ def test_this_version_against_another() -> None:
     shown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=300).stdout
     assert shown.splitlines()[0].split()[:3] == ["workload", "before", "ms"]
     assert shown.splitlines()[1].startswith("mlp1 ")
+
+
+def test_limits_of_a_step_are_printed() -> None:
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "benchmarks.limits", "--only", "mlp1", "--seconds", "0.1"]
+    shown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=300).stdout
+    name, *numbers = shown.splitlines()[2].split()
+    assert name == "mlp1"
+    assert len(numbers) == 3 + len(limits.COLUMNS)
+    assert all(float(number.removesuffix("%")) >= 0 for number in numbers)
+
+
+def test_kernels_of_a_step_have_columns() -> None:
+    assert limits.kind_of("matmul", "gradient") == "products"
+    assert limits.kind_of("fused_elementwise", "update") == "updates"
+    assert limits.kind_of("softmax", "forward") == "other loops"
+    assert set(limits._KINDS) <= set(TABLE) | {"matmul_update"}
+    assert set(limits._KINDS.values()) < set(limits.COLUMNS)
 
 
 def test_compile_times_are_printed() -> None:

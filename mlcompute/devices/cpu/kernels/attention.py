@@ -43,7 +43,8 @@ from mlcompute.ops.op import FLOAT32, Shape, Step
 #: Scores of a block of queries, at most, if a block is to have more than two dozen.
 _BLOCK_SCORES = 32768
 #: Dozens of queries of a block, at most, where a mask may forbid keys to all of them: a smaller block leaves out more.
-_MASKED_TILES = 4
+#: Just less than the keys that are left out at once.
+_MASKED_TILES = 5
 #: Queries whose softmax is computed together.
 _TOGETHER = 4
 #: Blocks of a mask's gradient, if it has so many queries.
