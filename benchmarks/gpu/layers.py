@@ -1,8 +1,10 @@
-"""Attention, LSTM and GRU beside cuDNN's, which PyTorch calls: the forward pass, and both passes, in CUDA graphs.
+"""Attention, LSTM and GRU beside cuDNN's, which PyTorch calls, and products with epilogues (`epilogues.py`): the
+forward pass, and both passes, in CUDA graphs.
 
     python -m benchmarks.gpu.layers                everything
     python -m benchmarks.gpu.layers lstm gru       what has one of these words in its name
     python -m benchmarks.gpu.layers --own          attention by our own kernels where it would be cuDNN's
+    python -m benchmarks.gpu.layers epilogues      products with activations alone
 
 A graph has the layer several times over; data lies on the device. Attention is causal, without projections. Recurrent
 layers are shown by our own kernels and by cuDNN; a star stands at the one that a graph would get.
@@ -22,6 +24,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.cuda_kernels import timed
+from benchmarks.gpu import epilogues
 from mlcompute import devices, ops
 from mlcompute.compiler.attention_by_token import attention_by_token
 from mlcompute.compiler.context import Context
@@ -31,6 +34,7 @@ from mlcompute.compiler.program import Program
 from mlcompute.compiler.recurrent_reserve import recurrent_reserve
 from mlcompute.compiler.request import Request
 from mlcompute.devices.cuda import recurrent_choice
+from mlcompute.devices.cuda.device import Cuda
 from mlcompute.devices.cuda.kernels import cudnn_attention
 from mlcompute.devices.device import Engine
 from mlcompute.ops.bfloat16 import bfloat16
@@ -197,6 +201,9 @@ def main(words: Sequence[str]) -> None:
                 best, kernels = seconds_of_ours(found[0], layer, with_gradient)
                 shown = f"{1e6 * best:>11.1f}{'':>11}"
             print(f"{name:<48}{shown}{1e6 * theirs:>11.1f}{theirs / best:>7.2f}x   {kernels}", flush=True)
+    if not words or "epilogues" in words:
+        assert isinstance(found[0], Cuda)
+        epilogues.main(found[0])
 
 
 def two_ways(engine: Engine, layer: Layer, with_gradient: bool) -> tuple[str, float, str]:

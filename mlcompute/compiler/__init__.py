@@ -19,9 +19,10 @@ from mlcompute.compiler.delay_statistics import delay_statistics
 from mlcompute.compiler.exchange_gradients import exchange_gradients
 from mlcompute.compiler.exchange_sums import exchange_sums
 from mlcompute.compiler.expand import expand
+from mlcompute.compiler.fuse_activations import fuse_activations
+from mlcompute.compiler.fuse_bias_gradient import fuse_bias_gradient
 from mlcompute.compiler.fuse_elementwise import fuse_elementwise
 from mlcompute.compiler.fuse_epilogues import fuse_epilogues
-from mlcompute.compiler.fuse_gelu import fuse_gelu
 from mlcompute.compiler.fuse_norm_gradient import fuse_norm_gradient
 from mlcompute.compiler.fuse_normalization import fuse_normalization
 from mlcompute.compiler.fuse_update_into_matmul import fuse_update_into_matmul
@@ -172,7 +173,8 @@ PASSES = [
     Pass(rematerialize, when=_recomputes),
     Pass(unmerge_aliased_updates),
     Pass(fuse_epilogues, when=_fuses_epilogues),
-    Pass(fuse_gelu, when=_fuses_epilogues),
+    Pass(fuse_activations, when=_fuses_epilogues),
+    Pass(fuse_bias_gradient, when=_fuses_epilogues),
     Pass(fuse_normalization, when=_fuses_normalization),
     Pass(fuse_elementwise, when=_fuses_elementwise),
     Pass(delay_statistics, when=_updates_together),

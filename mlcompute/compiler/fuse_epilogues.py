@@ -3,9 +3,8 @@
     m = a b     y = m + bias          one step; m never exists in memory
 
 Of bfloat16 factors the bias is rounded to bfloat16, too, as cuBLASLt wants it, and the sum only once. Else sums are as
-they were, so a program in which m must be readable gives the same numbers without this. A relu that follows
-stays a step of its own after a matmul: some of cuBLASLt's algorithms make 0 of NaN, and it does not say which. Training
-that went wrong could no longer be seen. Convolutions take it with them; gelu is the matter of `fuse_gelu`.
+they were, so a program in which m must be readable gives the same numbers without this. Convolutions take a relu that
+follows with them; activations after a matmul are the matter of `fuse_activations`.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ def fuse_epilogues(steps: list[Step], context: Context) -> list[Step]:
         if is_bfloat16(step.results[0].dtype):
             found = _narrow(step, context, index)
             if found is not None:
-                rounded[step], parts, together = found
-                replaced |= {**dict.fromkeys(parts), step: together}
+                rounded |= found[0]
+                replaced |= found[1]
             continue
         if step.results[0].dtype != FLOAT32:
             continue
@@ -74,31 +73,48 @@ def fuse_epilogues(steps: list[Step], context: Context) -> list[Step]:
     return [new for step in steps for new in (rounded.get(step), replaced.get(step, step)) if new is not None]
 
 
-def _narrow(matmul: Step, context: Context, index: Index) -> tuple[Step, list[Step], Step] | None:
-    """A bfloat16 matmul whose result is widened, added to a bias and rounded again: the step that rounds the bias, what
-    is replaced, and by what."""
-    parts = [matmul]
-    for name in ("convert", "add", "convert"):
-        reader = _only_reader(parts[-1], index, context.kept)
-        if reader is None or reader.op.name != name or reader.results[0].shape != matmul.results[0].shape:
-            return None
-        parts.append(reader)
-    _, widened, add, narrowed = parts
-    bias = add.inputs[1] if add.inputs[0] is widened.results[0] else add.inputs[0]
-    if widened.results[0].dtype != FLOAT32 or not is_bfloat16(narrowed.results[0].dtype):
+def _narrow(matmul: Step, context: Context, index: Index) -> tuple[dict[Step, Step], dict[Step, Step | None]] | None:
+    """A bfloat16 matmul whose result is widened, added to a bias and rounded again: what is inserted before steps (the
+    bias is rounded), and what steps are replaced by.
+
+    Where relu stands before the rounding, the sum is rounded first, and relu applied to that: the numbers are the same.
+    """
+    widened = _only_reader(matmul, index, context.kept)
+    add = None if widened is None else _only_reader(widened, index, context.kept)
+    narrowed = None if add is None else _only_reader(add, index, context.kept)
+    if widened is None or add is None or narrowed is None or (widened.op.name, add.op.name) != ("convert", "add"):
         return None
-    if not _is_bias(bias, add.results[0]) or not _exists_before(bias, matmul, index):
+    if not all(each.results[0].shape == matmul.results[0].shape for each in (widened, add, narrowed)):
+        return None
+    relu = narrowed if narrowed.op.name == "relu" else None
+    if relu is not None:
+        narrowed = _only_reader(relu, index, context.kept)
+    if narrowed is None or narrowed.op.name != "convert" or not is_bfloat16(narrowed.results[0].dtype):
+        return None
+    bias = add.inputs[1] if add.inputs[0] is widened.results[0] else add.inputs[0]
+    if widened.results[0].dtype != FLOAT32 or not _is_bias(bias, add.results[0]):
+        return None
+    if not _exists_before(bias, matmul, index):
         return None
     value = context.trace.value
     narrow_bias, wide_bias = value(bias.shape, bfloat16()), value(bias.shape, FLOAT32)
     inputs = (*matmul.inputs, narrow_bias)
+    inserted = {matmul: conversion(bias, narrow_bias, add)}
+    replaced: dict[Step, Step | None] = dict.fromkeys((widened, add))
+    if relu is None:
+        replaced[narrowed] = None
+    else:
+        total, wide_total = value(add.results[0].shape, bfloat16()), value(add.results[0].shape, FLOAT32)
+        inserted[relu] = conversion(total, wide_total, relu)
+        replaced[relu] = Step(relu.op, (wide_total,), relu.results, relu.attributes, relu.layer, relu.phase)
+        narrowed = conversion(add.results[0], total, add)
     steps = (
         matmul, widened, conversion(narrow_bias, wide_bias, add),
         Step(add.op, (widened.results[0], wide_bias), add.results, add.attributes, add.layer, add.phase), narrowed,
     )  # fmt: skip
     attributes = {"steps": steps, "stored": narrowed.results, "inputs": inputs}
     together = Step(MATMUL_EPILOGUE, inputs, narrowed.results, attributes, add.layer, add.phase)
-    return (conversion(bias, narrow_bias, add), parts, together) if context.engine.supports(together) else None
+    return (inserted, {**replaced, matmul: together}) if context.engine.supports(together) else None
 
 
 def _convolution(step: Step, context: Context, index: Index) -> dict[Step, Step | None]:

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 _SMALL = 1 << 20
 #: Bytes that a large product reads and writes.
 LARGE_PRODUCT = 1 << 22
-_PRODUCTS = ("matmul", "matmul_epilogue", "matmul_gelu", "matmul_gelu_gradient")
+_PRODUCTS = (
+    "matmul", "matmul_epilogue", "matmul_relu", "matmul_gelu", "matmul_relu_gradient", "matmul_gelu_gradient",
+    "matmul_bias_gradient",
+)  # fmt: skip
 
 
 class Placement(NamedTuple):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mlcompute import ops
+from mlcompute.compiler.fuse_activations import Masked, ReluMask
 from mlcompute.devices.cuda import cublaslt, cudnn, libraries, recurrent_choice
 from mlcompute.devices.cuda.cublaslt import library as lt
 from mlcompute.devices.cuda.executable import CudaExecutable
@@ -117,18 +118,39 @@ class InterpretedProduct:
             (m.columns - 1) * m.leading + m.rows + (p.batch - 1) * m.batch_stride for m in (p.second, p.first, p.result)
         ]
         dtype = bfloat16() if p.data_type == lt.REAL_16BF else np.float32
-        flat = [memory_at(address, size, dtype) for address, size in zip((a, b, y), sizes, strict=True)]
+        made = bfloat16() if p.result_type == lt.REAL_16BF else np.float32
+        types = (dtype, dtype, made)
+        flat = [memory_at(address, size, type_) for address, size, type_ in zip((a, b, y), sizes, types, strict=True)]
         exact = flat[2].astype(np.float32)
         interpreted_product(p, *flat[:2], exact)
         has_bias = bool(p.epilogue & lt.EPILOGUE_BIAS)
-        assert (bool(bias), bool(matrix)) == (has_bias, bool(p.epilogue & lt.EPILOGUE_AUX))
+        has_sums = p.epilogue in (lt.EPILOGUE_BGRADA, lt.EPILOGUE_BGRADB)
+        assert (bool(bias), bool(matrix)) == (has_bias or has_sums, bool(p.epilogue & lt.EPILOGUE_AUX))
         # What has an epilogue is dense here.
         rows = exact if p.epilogue == lt.EPILOGUE_DEFAULT else exact.reshape(-1, p.result.rows)
-        other = memory_at(matrix, sizes[2], dtype).reshape(rows.shape) if matrix else None
+        is_relu = p.epilogue == lt.EPILOGUE_DRELU or bool(p.epilogue & lt.EPILOGUE_RELU)
+        if matrix and is_relu:
+            line = -(-p.result.rows // 128) * 16
+            other = memory_at(matrix, p.result.columns * line, np.uint8).reshape(-1, line)
+        else:
+            other = memory_at(matrix, sizes[2], dtype).reshape(rows.shape) if matrix else None
         if has_bias:
             rows += memory_at(bias, p.result.rows, dtype).astype(np.float32)
         if p.epilogue == lt.EPILOGUE_DGELU:
             rows[:] = ops.TABLE["gelu_gradient"].meaning(rows, other.astype(np.float32))
+        elif p.epilogue == lt.EPILOGUE_DRELU:
+            rows[:] = Masked.meaning(rows, other, columns=p.result.rows)
+        elif p.epilogue & lt.EPILOGUE_RELU:
+            if other is not None:
+                other[:] = ReluMask.meaning(rows, columns=p.result.rows)
+            rows[:] = np.maximum(rows, 0)
+        elif p.epilogue in (lt.EPILOGUE_BGRADA, lt.EPILOGUE_BGRADB):
+            memory, m = (flat[1], p.first) if p.epilogue == lt.EPILOGUE_BGRADA else (flat[0], p.second)
+            lines = memory.reshape(m.columns, m.leading)[:, : m.rows].astype(np.float32)
+            # Of cuBLASLt's first factor the terms are columns, of its second rows, before they are transposed.
+            over_lines = (p.epilogue == lt.EPILOGUE_BGRADA) != m.transposed
+            sums = lines.sum(axis=0 if over_lines else 1)
+            memory_at(bias, sums.size)[:] = sums
         elif p.epilogue & lt.EPILOGUE_GELU:
             if other is not None:
                 other[:] = rows

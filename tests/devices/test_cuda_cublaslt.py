@@ -48,7 +48,7 @@ def test_constants_of_cublaslt_are_those_of_its_header() -> None:
         assert ours
         for name, value in ours.items():
             assert known[theirs + name.removeprefix(prefix)] == value, name
-    for name in ("BIAS", "GELU"):
+    for name in ("RELU", "BIAS", "GELU", "BGRADA", "BGRADB"):
         assert known[f"CUBLASLT_EPILOGUE_{name}"] == getattr(lt, f"EPILOGUE_{name}")
 
 

@@ -11,6 +11,7 @@ from mlcompute.compiler.program import Program
 from mlcompute.devices import register
 from mlcompute.devices.cuda import cuda_bindings, nccl, recurrent_choice
 from mlcompute.devices.cuda.branches import STREAMS
+from mlcompute.devices.cuda.compare_steps import is_wanted
 from mlcompute.devices.cuda.completion import Progress
 from mlcompute.devices.cuda.driver import Driver
 from mlcompute.devices.cuda.exchange import GpuArray, adopted, handed_out
@@ -124,7 +125,7 @@ class Cuda(Engine):
         if row is None:
             return False
         with building_for(self.driver.activate()):
-            return row.supports(step)
+            return is_wanted(self, step, row)
 
     def recurrent_reserve(self, step: Step, trains: bool) -> int | None:
         with building_for(self.driver.activate()):

@@ -29,9 +29,11 @@ PREF_MAX_WORKSPACE_BYTES, PREF_REDUCTION_SCHEME_MASK = 1, 3
 PREF_MIN_ALIGNMENT_A_BYTES = 5  # those of B, C and D follow
 #: cublasLtReductionScheme_t: how parts of a sum that was split are added; in place is left out, its order is not said
 REDUCTION_COMPUTE_TYPE, REDUCTION_OUTPUT_TYPE = 2, 4
-#: cublasLtEpilogue_t; with AUX, what GELU is applied to is written, too, or read: a matrix as large as the result
-EPILOGUE_DEFAULT, EPILOGUE_BIAS, EPILOGUE_GELU, EPILOGUE_AUX = 1, 4, 32, 128
-EPILOGUE_DGELU = 64 | EPILOGUE_AUX
+#: cublasLtEpilogue_t; with AUX a matrix is written, too, or read for the gradient: what GELU is applied to, as large as
+#: the result, or bits that say what ReLU has let through. BGRADA and BGRADB write the sums of a factor over the terms
+EPILOGUE_DEFAULT, EPILOGUE_RELU, EPILOGUE_BIAS, EPILOGUE_GELU, EPILOGUE_AUX = 1, 2, 4, 32, 128
+EPILOGUE_DRELU, EPILOGUE_DGELU = 8 | EPILOGUE_AUX, 64 | EPILOGUE_AUX
+EPILOGUE_BGRADA, EPILOGUE_BGRADB = 256, 512
 #: cublasStatus_t
 STATUS_NOT_SUPPORTED = 15
 

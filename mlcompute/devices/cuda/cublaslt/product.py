@@ -10,12 +10,15 @@ from dataclasses import replace
 from mlcompute.devices.cuda import tuning
 from mlcompute.devices.cuda.cublaslt import library as lt
 from mlcompute.devices.cuda.cublaslt.layout import BASE_ALIGNMENT, Matrix, Problem
+from mlcompute.devices.cuda.cublaslt.trial import keeps_numbers
 from mlcompute.devices.cuda.libraries import Gpu
 from mlcompute.errors import DeviceError
 
 #: Algorithms asked for: a few, because some do not fit after all; more when they are to be measured.
 _FEW, _CANDIDATES = 4, 16
 _ITEM_BYTES = {lt.REAL_32F: 4, lt.REAL_16F: 2, lt.REAL_16BF: 2}
+#: Lines of the bits that ReLU writes begin at multiples of so many.
+_MASK_BITS = 128
 
 
 class NoAlgorithmError(DeviceError):
@@ -42,26 +45,30 @@ class Product:
             )
         ]
         self._one, self._zero = c_float(1.0), c_float(0.0)
-        #: Has it an epilogue? For a bias alone the algorithm is chosen without: sums are the same with and without it.
-        self.has_epilogue = problem.epilogue not in (lt.EPILOGUE_DEFAULT, lt.EPILOGUE_BIAS)
+        #: Has it an epilogue? For bias and ReLU the algorithm is chosen without: sums are the same with and without it.
+        self.has_epilogue = not _keeps_sums(problem.epilogue)
         if self.has_epilogue:
             self._set_epilogue(problem.epilogue)
         self._algorithm = self._choose(gpu)
-        if problem.epilogue == lt.EPILOGUE_BIAS:
-            self.has_epilogue = self._can_apply(problem.epilogue)
+        if not self.has_epilogue and problem.epilogue != lt.EPILOGUE_DEFAULT:
+            self.has_epilogue = self._can_apply(gpu)
         #: Does the algorithm use any of that memory? If not, other work may use it meanwhile.
         self.needs_workspace = self._needed(self._algorithm) != 0
 
     def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, bias: int = 0, matrix: int = 0) -> None:
         """Put the product of matrices at these addresses on a stream, with the epilogue where it has one.
 
-        matrix   what GELU is applied to, as large as the result: written, or read for the gradient
+        bias     what it adds, or where it puts the sums of a factor
+        matrix   what GELU is applied to, or what ReLU lets through: written, or read for the gradient
         """
+        self.run(self._algorithm, stream, a, b, y, workspace, bias, matrix)
+
+    def run(
+        self, algorithm: lt.Algorithm, stream: int, a: int, b: int, y: int, workspace: int, bias: int, matrix: int
+    ) -> None:
+        """The same by another algorithm."""
         if self.has_epilogue:
             self._set_pointers(bias, matrix)
-        self._run(self._algorithm, stream, a, b, y, workspace)
-
-    def _run(self, algorithm: lt.Algorithm, stream: int, a: int, b: int, y: int, workspace: int) -> None:
         first, second, result = self._layouts
         self._lt.call(
             "Matmul", self._handle, self._operation, byref(self._one), b, first, a, second, byref(self._zero),
@@ -85,7 +92,7 @@ class Product:
     def _set_epilogue(self, epilogue: int) -> None:
         self._lt.set("MatmulDesc", self._operation, lt.DESC_EPILOGUE, c_uint32(epilogue))
         if epilogue & lt.EPILOGUE_AUX:
-            self._lt.set("MatmulDesc", self._operation, lt.DESC_EPILOGUE_AUX_LD, c_int64(self.problem.result.leading))
+            self._lt.set("MatmulDesc", self._operation, lt.DESC_EPILOGUE_AUX_LD, c_int64(self.matrix_leading))
         self._set_pointers(BASE_ALIGNMENT, BASE_ALIGNMENT)  # looked at by what chooses algorithms, but not followed
 
     def _set_pointers(self, bias: int, matrix: int) -> None:
@@ -93,12 +100,31 @@ class Product:
         if self.problem.epilogue & lt.EPILOGUE_AUX:
             self._lt.set("MatmulDesc", self._operation, lt.DESC_EPILOGUE_AUX_POINTER, c_uint64(matrix))
 
-    def _can_apply(self, epilogue: int) -> bool:
-        self._set_epilogue(epilogue)
-        if self._fits(self._algorithm):
+    def _can_apply(self, gpu: Gpu) -> bool:
+        """Can the algorithm apply the epilogue, too, and does what is no number stay so?"""
+        self._set_epilogue(self.problem.epilogue)
+        self.has_epilogue = True
+        if self._fits(self._algorithm) and keeps_numbers(self, self._algorithm, f"{self._lt.name}\n{gpu}"):
             return True
         self._lt.set("MatmulDesc", self._operation, lt.DESC_EPILOGUE, c_uint32(lt.EPILOGUE_DEFAULT))
         return False
+
+    @property
+    def matrix_leading(self) -> int:
+        """Elements from one line to the next of the matrix that an epilogue reads or writes; bits for ReLU."""
+        result = self.problem.result
+        if self.problem.epilogue & (lt.EPILOGUE_RELU | lt.EPILOGUE_DRELU & ~lt.EPILOGUE_AUX):
+            return -(-result.rows // _MASK_BITS) * _MASK_BITS
+        return result.leading
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of a, b, the result, the workspace, the bias and the matrix."""
+        p = self.problem
+        sizes = [_extent(matrix, p.batch) * _ITEM_BYTES[p.data_type] for matrix in (p.second, p.first)]
+        sizes.append(_extent(p.result, p.batch) * _ITEM_BYTES[p.result_type])
+        bias = max(p.result.rows, p.result.columns) * _ITEM_BYTES[p.result_type]
+        return [*sizes, self.workspace_bytes, bias, self.matrix_leading * p.result.columns * _ITEM_BYTES[p.result_type]]
 
     def _layout(self, matrix: Matrix, data_type: int) -> int:
         handle = self._lt.owned(self, "MatrixLayout", data_type, matrix.rows, matrix.columns, matrix.leading)
@@ -160,20 +186,21 @@ class Product:
         return None if self._lt.status("MatmulAlgoCheck", *arguments) else int(result.workspace_size)
 
     def _fastest(self, candidates: Sequence[lt.Algorithm]) -> int:
-        p = self.problem
-        sizes = [_extent(matrix, p.batch) * _ITEM_BYTES[p.data_type] for matrix in (p.second, p.first)]
-        sizes.append(_extent(p.result, p.batch) * _ITEM_BYTES[p.result_type])
-        bias = max(p.result.rows, p.result.columns) * _ITEM_BYTES[p.result_type]
-        sizes += [self.workspace_bytes, bias, sizes[2]]
-        return tuning.fastest([self._runner(algorithm) for algorithm in candidates], sizes)
+        return tuning.fastest([self._runner(algorithm) for algorithm in candidates], self.sizes)
 
     def _runner(self, algorithm: lt.Algorithm) -> tuning.Run:
         def run(stream: int, addresses: Sequence[int]) -> None:
-            if self.has_epilogue:
-                self._set_pointers(*addresses[4:])
-            self._run(algorithm, stream, *addresses[:4])
+            a, b, y, workspace, bias, matrix = addresses
+            self.run(algorithm, stream, a, b, y, workspace, bias, matrix)
 
         return run
+
+
+def _keeps_sums(epilogue: int) -> bool:
+    """Is what it does to sums exact, so that these are to be the same without it?"""
+    return epilogue == lt.EPILOGUE_DRELU or not epilogue & ~(
+        lt.EPILOGUE_DEFAULT | lt.EPILOGUE_BIAS | lt.EPILOGUE_RELU | lt.EPILOGUE_AUX
+    )
 
 
 def _extent(matrix: Matrix, batch: int) -> int:

@@ -131,11 +131,14 @@ class Row:
 
     supports    is there a kernel for this step: its types, shapes and attributes? If not, the compiler expands it
     workspace   bytes of arena it needs while it runs (`Operands.workspace` gives it to the maker)
+    is_faster   of a fused step: is it faster than the steps it is made of, where that was not measured? None where that
+                is out of the question
     """
 
     make: Maker
     supports: Callable[[Step], bool] = lambda step: True
     workspace: Callable[[Step], int] = lambda step: 0
+    is_faster: Callable[[Step], bool | None] = lambda step: None
 
 
 def supports_elements(step: Step) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from mlcompute.devices.cuda import cublaslt
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.types import is_element, loaded, memory_type, register_type, stored
-from mlcompute.devices.cuda.cublaslt.library import EPILOGUE_BIAS, EPILOGUE_DEFAULT, EPILOGUE_DGELU
+from mlcompute.devices.cuda.cublaslt import library as lt
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row
 from mlcompute.devices.cuda.kernels.small_matmul import is_small, small_matmul
 from mlcompute.devices.cuda.kernels.strided_copy import transposed
@@ -51,18 +51,18 @@ def matmul_launches(step: Step, operands: Operands) -> Sequence[Launch | Library
         return [small_matmul(step, a, b, y)]
     if current_gpu() is None and _is_for_library(a, b, y):
         return [LibraryCall(step, "cuBLASLt", [a, b, y], [2], no_gpu)]
-    copies, a, b, workspace = _factors(step, a, b, y, operands)
+    copies, a, b, workspace = factors(step, a, b, y, operands)
     return [*copies, *product_launches(step, a, b, y, workspace)]
 
 
-def _factors(
+def factors(
     step: Step, a: Operand, b: Operand, y: Operand, operands: Operands
 ) -> tuple[list[Launch], Operand, Operand, Operand | None]:
     """Copies that are made first, the factors as they then lie, and the workspace that is left.
 
     Of aᵀ b with both factors row by row, the smaller is copied in the other order, where that pays.
     """
-    needed, copied = workspace_bytes(step), _copied_bytes(step)
+    needed, copied = workspace_bytes(step), copied_bytes(step)
     workspace = operands.workspace(step, 0, needed - copied) if needed else None
     if not copied or not (is_transposed(a, y) and b.strides[1] == 1):
         return [], a, b, workspace
@@ -73,7 +73,7 @@ def _factors(
     return [launch], *((copy, b) if a.size <= b.size else (a, transposed(copy))), workspace
 
 
-def _copied_bytes(step: Step) -> int:
+def copied_bytes(step: Step) -> int:
     """Bytes of the smaller factor of a large float32 matmul, which may be copied; 0 where that cannot be of use.
 
     TF32 units of Hopper GPUs want the terms of sums side by side in memory. Of weight gradients, aᵀ b, neither factor
@@ -127,12 +127,12 @@ def epilogue_launches(step: Step, operands: Operands) -> Sequence[Launch | Libra
     gpu = current_gpu()
     if gpu is None and _is_for_library(a, b, y):
         return [LibraryCall(step, _WITH_BIAS, [a, b, y, bias], [2], no_gpu)]
-    copies, a, b, workspace = _factors(step, a, b, y, operands)
+    copies, a, b, workspace = factors(step, a, b, y, operands)
     parts = _single_batches(a, b, y)
     if gpu is not None and len(parts) == 1 and bias.is_dense and bias.byte_offset % 16 == 0:
         problem = cublaslt.problem_of(*parts[0], matmul_precision.allows_tf32)
         if problem is not None:
-            problem = replace(problem, epilogue=EPILOGUE_BIAS)
+            problem = replace(problem, epilogue=lt.EPILOGUE_BIAS)
             call = library_call(step, gpu, problem, parts[0], workspace, _WITH_BIAS, bias)
             if call is not None:
                 return [*copies, call]
@@ -153,7 +153,7 @@ def workspace_bytes(step: Step) -> int:
         wanted = 8 * y.nbytes if depth >= _LONG_SUM else 0
     else:
         wanted = _MOST_WORKSPACE if depth >= _LONG_SUM else max(1 << 20, 4 * y.nbytes)
-    copied = _copied_bytes(step)
+    copied = copied_bytes(step)
     return min(_MOST_WORKSPACE, wanted) + ALIGNMENT + copied if wanted else copied
 
 
@@ -205,23 +205,27 @@ def library_call(
 ) -> LibraryCall | None:
     """One product; None when there is no algorithm for it, or none that can apply the epilogue.
 
-    bias     what the epilogue adds
-    matrix   what GELU is applied to: written by the epilogue, or read for the gradient
+    bias     what the epilogue adds, or where it puts the sums of a factor
+    matrix   what GELU is applied to, or what ReLU lets through: written by the epilogue, or read for the gradient
     """
     try:
         product = cublaslt.Product(problem, gpu, 0 if workspace is None else workspace.size - ALIGNMENT)
     except cublaslt.NoAlgorithmError:
         return None
-    if problem.epilogue != EPILOGUE_DEFAULT and not product.has_epilogue:
+    if problem.epilogue != lt.EPILOGUE_DEFAULT and not product.has_epilogue:
         return None
     memory, writes = [*part], [2]
     if not product.needs_workspace:
         workspace = None
     if workspace is not None:
         memory, writes = [*memory, workspace], [2, 3]
-    memory += [operand for operand in (bias, matrix) if operand is not None]
-    if matrix is not None and problem.epilogue != EPILOGUE_DGELU:
-        writes = [*writes, len(memory) - 1]
+    for operand, reading in (
+        (bias, problem.epilogue & lt.EPILOGUE_BIAS),
+        (matrix, problem.epilogue in (lt.EPILOGUE_DRELU, lt.EPILOGUE_DGELU)),
+    ):
+        if operand is not None:
+            memory.append(operand)
+            writes = writes if reading else [*writes, len(memory) - 1]
 
     def enqueue(stream: int, addresses: Sequence[int]) -> None:
         a, b, y, *more = addresses

@@ -61,17 +61,26 @@ def is_small(a: Operand | Value, b: Operand | Value, y: Operand | Value) -> bool
     return 2 * y.size * a.shape[-1] <= MOST_FLOPS
 
 
-def small_matmul(step: Step, a: Operand, b: Operand, y: Operand, bias: Operand | None = None) -> Launch:
-    """y = a b, or a b + bias with a number of `bias` per column."""
+def small_matmul(
+    step: Step, a: Operand, b: Operand, y: Operand, bias: Operand | None = None, *, relu: bool = False,
+    passes: Operand | None = None,
+) -> Launch:  # fmt: skip
+    """y = a b, or a b + bias with a number of `bias` per column; relu of that, or 0 where `passes` is not positive.
+
+    passes   as large as y, and like it in memory
+    """
     m, n, k = y.shape[-2], y.shape[-1], a.shape[-1]
     tiling = tiling_of(m, n, k)
     steps = [(each.strides[-2], each.strides[-1]) for each in (a, b, y)]
     (a_row, a_term), (b_term, b_column), (y_row, y_column) = steps
     extents = [m, n, k, -(-n // tiling.columns), _is_packed(a, a_row, a_term, k), _is_packed(b, b_column, b_term, k)]
     strides = [a_row, a_term, b_column, b_term, y_row, y_column, -1 if bias is None else bias.strides[-1]]
-    arguments: list[Argument] = [a, b, y, y if bias is None else bias]
-    arguments += [*map(np.int32, extents), *map(np.int64, strides)]
-    name = "small matmul" if bias is None else "small matmul with bias"
+    assert passes is None or passes.strides[-2:] == y.strides[-2:]
+    arguments: list[Argument] = [a, b, y, y if bias is None else bias, y if passes is None else passes]
+    ending = 1 if relu else 2 if passes is not None else 0
+    arguments += [*map(np.int32, [*extents, ending]), *map(np.int64, strides)]
+    more = [name for name, has in (("bias", bias), ("ReLU", relu), ("ReLU gradient", passes)) if has]
+    name = f"small matmul with {' and '.join(more)}" if more else "small matmul"
     grid = (tiling.blocks(m, n), 1, 1)
     return Launch(step, name, _source(tiling), arguments, [2], grid, (32 * tiling.warps, 1, 1))
 
@@ -98,8 +107,9 @@ __device__ __forceinline__ void load_terms(
 
 extern "C" __global__ void __launch_bounds__({threads}) KERNEL(
     const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ y, const float* __restrict__ bias,
-    int m, int n, int k, int tiles, int a_packed, int b_packed, long long a_row, long long a_term,
-    long long b_column, long long b_term, long long y_row, long long y_column, long long bias_apart) {{
+    const float* __restrict__ passes, int m, int n, int k, int tiles, int a_packed, int b_packed, int ending,
+    long long a_row, long long a_term, long long b_column, long long b_term, long long y_row, long long y_column,
+    long long bias_apart) {{
     __shared__ float sums[{t.warps * t.rows * t.columns}];
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int row = blockIdx.x / tiles * {t.rows}, column = blockIdx.x % tiles * {t.columns};
@@ -144,7 +154,12 @@ extern "C" __global__ void __launch_bounds__({threads}) KERNEL(
         float total = sums[at];
         #pragma unroll
         for (int w = 1; w < {t.warps}; ++w) total += sums[w * {t.rows * t.columns} + at];
-        if (r < m && c < n) y[r * y_row + c * y_column] = bias_apart < 0 ? total : total + bias[c * bias_apart];
+        if (r >= m || c >= n) continue;
+        const long long place = r * y_row + c * y_column;
+        if (bias_apart >= 0) total += bias[c * bias_apart];
+        if (ending == 1) total = maximum<float>(total, 0.0f);
+        if (ending == 2 && passes[place] <= 0.0f) total = 0.0f;
+        y[place] = total;
     }}
 }}
 """

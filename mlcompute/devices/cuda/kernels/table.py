@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from mlcompute.devices.cuda.kernels import (
+    activation_epilogue,
     attention,
+    bias_gradient,
     convolution,
     copies,
     cross_entropy,
@@ -11,7 +13,6 @@ from mlcompute.devices.cuda.kernels import (
     cudnn_recurrent,
     elementwise,
     embedding,
-    gelu_epilogue,
     indexing,
     matmul,
     normalization,
@@ -30,7 +31,8 @@ KERNELS: dict[str, Row] = {
     **copies.KERNELS,
     **random.KERNELS,
     **matmul.KERNELS,
-    **gelu_epilogue.KERNELS,
+    **activation_epilogue.KERNELS,
+    **bias_gradient.KERNELS,
     **convolution.KERNELS,
     **reductions.KERNELS,
     **softmax.KERNELS,

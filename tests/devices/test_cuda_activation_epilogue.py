@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mlcompute import ops
+from mlcompute.compiler.fuse_activations import fuse_activations
 from mlcompute.compiler.fuse_epilogues import fuse_epilogues
-from mlcompute.compiler.fuse_gelu import fuse_gelu
 from mlcompute.devices.cuda import cublaslt, libraries
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.device import Engine
@@ -43,7 +43,7 @@ def described(engine: Engine, kind: str, narrow: bool = True) -> Described:
             y = ops.gelu(z)
         results = [y, z] if kind == "with z" else [y]
         apply(fuse_epilogues, x.trace, results, engine.supports)
-        apply(fuse_gelu, x.trace, results, engine.supports)
+        apply(fuse_activations, x.trace, results, engine.supports)
         return results
 
     def gradient(x: Value, w: Value, z: Value) -> list[Value]:
@@ -53,7 +53,7 @@ def described(engine: Engine, kind: str, narrow: bool = True) -> Described:
             dz = _narrow(ops.gelu_gradient(ops.convert(dy, FLOAT32), ops.convert(stored, FLOAT32)))
         else:
             dz = ops.gelu_gradient(ops.matmul(x, w), z)
-        apply(fuse_gelu, x.trace, [dz], engine.supports)
+        apply(fuse_activations, x.trace, [dz], engine.supports)
         return [dz]
 
     return gradient if kind == "gradient" else forward
