@@ -79,17 +79,17 @@ def _narrow(matmul: Step, context: Context, index: Index) -> tuple[dict[Step, St
 
     Where relu stands before the rounding, the sum is rounded first, and relu applied to that: the numbers are the same.
     """
-    widened = _only_reader(matmul, index, context.kept)
-    add = None if widened is None else _only_reader(widened, index, context.kept)
-    narrowed = None if add is None else _only_reader(add, index, context.kept)
-    if widened is None or add is None or narrowed is None or (widened.op.name, add.op.name) != ("convert", "add"):
-        return None
-    if not all(each.results[0].shape == matmul.results[0].shape for each in (widened, add, narrowed)):
-        return None
-    relu = narrowed if narrowed.op.name == "relu" else None
-    if relu is not None:
-        narrowed = _only_reader(relu, index, context.kept)
-    if narrowed is None or narrowed.op.name != "convert" or not is_bfloat16(narrowed.results[0].dtype):
+    parts = [matmul]
+    for names in (("convert",), ("add",), ("relu", "convert"), ("convert",)):
+        reader = _only_reader(parts[-1], index, context.kept)
+        if reader is None or reader.op.name not in names or reader.results[0].shape != matmul.results[0].shape:
+            return None
+        parts.append(reader)
+        if len(parts) == 4 and reader.op.name == "convert":
+            break
+    _, widened, add, *between, narrowed = parts
+    relu = between[0] if between else None
+    if not is_bfloat16(narrowed.results[0].dtype):
         return None
     bias = add.inputs[1] if add.inputs[0] is widened.results[0] else add.inputs[0]
     if widened.results[0].dtype != FLOAT32 or not _is_bias(bias, add.results[0]):

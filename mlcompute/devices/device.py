@@ -27,7 +27,7 @@ class Traits:
     """What the compiler should know of a device before it chooses a form for the steps.
 
     fuses_elementwise  a run of elementwise ops is one kernel, so one step should be made of it
-    fuses_epilogues    a matmul or convolution can add a bias before it stores its result
+    fuses_epilogues    a matmul or convolution can add a bias, or apply an activation, before it stores its result
     fuses_normalization   elementwise ops before and after a normalisation are computed in its own passes over memory
     attention_by_token    attention gives (n, l, heads, d), and keeps the logarithms of the softmax's denominators
     recurrent_reserve     recurrent layers may keep bytes for their gradient that only the device can read

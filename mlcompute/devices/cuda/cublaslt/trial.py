@@ -27,7 +27,9 @@ _known: dict[str, bool] = {}
 
 
 def keeps_numbers(product: Product, algorithm: lt.Algorithm, where: str) -> bool:
-    """Does an algorithm give what ReLU, or its gradient, means for NaN and infinities? Others always do.
+    """Does an algorithm give what ReLU, or its gradient, means for NaN and infinities? Other epilogues always do.
+
+    An algorithm that cannot be tried, because memory is short, is not used; the next compilation tries it again.
 
     where   the library and the GPU
     """
@@ -37,7 +39,10 @@ def keeps_numbers(product: Product, algorithm: lt.Algorithm, where: str) -> bool
     if key not in _known:
         found = tuning.recall(key)
         if found is None:
-            found = _YES if _is_right(product, algorithm) else _NO
+            try:
+                found = _YES if _is_right(product, algorithm) else _NO
+            except DeviceError:
+                return False
             tuning.remember(key, found)
         _known[key] = found == _YES
     return _known[key]
@@ -130,7 +135,5 @@ def _memory_of(number: float, data_type: int) -> Array:
 def _check(answer: tuple[Any, ...]) -> Any:
     """What a function of the driver gives besides its status, which must be success."""
     if int(answer[0]) != 0:
-        raise DeviceError(
-            f"CUDA: trying ReLU after a matmul: {answer[0]}", fix="free memory of the device, or use a smaller batch"
-        )
+        raise DeviceError(f"CUDA: trying ReLU after a matmul: {answer[0]}")
     return answer[1] if len(answer) > 1 else None
