@@ -20,7 +20,8 @@ class MatmulBiasGradient(FusedElementwise):
     """A matmul, and the sums of one factor over the terms.   a (m, k)   b (k, n)   dz   ->   a b (m, n), db (m or n)
 
     dz is the memory that the factor shows. `factor`: 0 for sums of a, 1 for sums of b. `transposed`: do the factors lie
-    column by column?
+    column by column? `apart`: what it must be as fast as, the matmul alone. Sums share launches with each other and run
+    beside matmuls, so next to nothing is saved without them.
     """
 
     name = "matmul_bias_gradient"
@@ -102,6 +103,6 @@ def _fused(product: Step, total: Step, factor: int, dz: Value, index: Index) -> 
     inputs, results = (*product.inputs, dz), (*product.results, *total.results)
     attributes = {
         "steps": (product, *between, total), "stored": results, "inputs": inputs, "transposed": transposed,
-        "factor": factor,
+        "factor": factor, "apart": (product,),
     }  # fmt: skip
     return Step(MATMUL_BIAS_GRADIENT, inputs, results, attributes, product.layer, product.phase)

@@ -96,7 +96,9 @@ class Product:
         self._set_pointers(BASE_ALIGNMENT, BASE_ALIGNMENT)  # looked at by what chooses algorithms, but not followed
 
     def _set_pointers(self, bias: int, matrix: int) -> None:
-        self._lt.set("MatmulDesc", self._operation, lt.DESC_BIAS_POINTER, c_uint64(bias))
+        """Say where the epilogue's vector and matrix are; one that it has not must not be said."""
+        if self.problem.epilogue & (lt.EPILOGUE_BIAS | lt.EPILOGUE_BGRADA | lt.EPILOGUE_BGRADB):
+            self._lt.set("MatmulDesc", self._operation, lt.DESC_BIAS_POINTER, c_uint64(bias))
         if self.problem.epilogue & lt.EPILOGUE_AUX:
             self._lt.set("MatmulDesc", self._operation, lt.DESC_EPILOGUE_AUX_POINTER, c_uint64(matrix))
 

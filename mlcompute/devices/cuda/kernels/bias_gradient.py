@@ -1,7 +1,7 @@
 """matmul_bias_gradient: cuBLASLt adds up a factor over the terms while it multiplies.
 
-Sums of our own are as a rule faster: they share launches, and run beside products. So it is used only where both ways
-were measured.
+Sums of our own are as a rule faster: they share launches, and run beside products. So it is used only where it was
+measured to take no longer than the product alone.
 """
 
 from __future__ import annotations
