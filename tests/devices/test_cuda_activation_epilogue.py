@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +15,9 @@ from mlcompute.devices.cuda import cublaslt, libraries
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.device import Engine
 from mlcompute.ops.bfloat16 import bfloat16
-from mlcompute.ops.op import FLOAT32, Array, Trace, Value
+from mlcompute.ops.op import FLOAT32, Array, Step, Trace, Value
 from tests.compiler.programs import apply
-from tests.devices.cuda_ops import emulated, gpu, run_on
+from tests.devices.cuda_ops import emulated, gpu, multiplied, run_on
 from tests.devices.interpreted_libraries import (
     InterpretedCuda,
     interpreted,
@@ -28,10 +29,15 @@ from tests.harness import assert_close
 __all__ = ["interpreted", "products_by_libraries"]  # fixtures
 
 Described = Callable[..., Sequence[Value]]
+Supports = Callable[[Step], bool]
 
 
-def described(engine: Engine, kind: str, narrow: bool = True) -> Described:
-    """gelu(x wᵀ + b) and what it is applied to, or x w gelu'(z), as the compiler gives them to an engine."""
+def described(engine: Engine, kind: str, narrow: bool = True, supports: Supports | None = None) -> Described:
+    """gelu(x wᵀ + b) and what it is applied to, or x w gelu'(z), as the compiler gives them to an engine.
+
+    supports   instead of what the engine says, which is no to what is slower
+    """
+    fuses = supports or engine.supports
 
     def forward(x: Value, w: Value, bias: Value) -> list[Value]:
         if narrow:
@@ -42,8 +48,8 @@ def described(engine: Engine, kind: str, narrow: bool = True) -> Described:
             z = ops.matmul(x, ops.transpose(w)) + bias
             y = ops.gelu(z)
         results = [y, z] if kind == "with z" else [y]
-        apply(fuse_epilogues, x.trace, results, engine.supports)
-        apply(fuse_activations, x.trace, results, engine.supports)
+        apply(fuse_epilogues, x.trace, results, fuses)
+        apply(fuse_activations, x.trace, results, fuses)
         return results
 
     def gradient(x: Value, w: Value, z: Value) -> list[Value]:
@@ -53,7 +59,7 @@ def described(engine: Engine, kind: str, narrow: bool = True) -> Described:
             dz = _narrow(ops.gelu_gradient(ops.convert(dy, FLOAT32), ops.convert(stored, FLOAT32)))
         else:
             dz = ops.gelu_gradient(ops.matmul(x, w), z)
-        apply(fuse_activations, x.trace, [dz], engine.supports)
+        apply(fuse_activations, x.trace, [dz], fuses)
         return [dz]
 
     return gradient if kind == "gradient" else forward
@@ -114,6 +120,28 @@ def test_of_float32_loops_are_faster(kind: str) -> None:
     assert_close(found[0], expected(kind, arrays, narrow=False)[0].astype(np.float32), scale=4.0)
 
 
+def any_way(engine: Engine) -> Supports:
+    """What can be done at once is, whether it is faster or not."""
+
+    def supports(step: Step) -> bool:
+        row = KERNELS.get(step.op.name)
+        with libraries.building_for(engine.driver.activate()):  # type: ignore[attr-defined]
+            return row is not None and row.supports(step)
+
+    return supports
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_of_float32_it_is_possible(kind: str, interpreted: InterpretedCuda) -> None:
+    arrays = sample(kind, 16, 24, 32)
+    for engine in (interpreted, emulated()):
+        fuses = any_way(engine)
+        found, kernels = run_on(engine, described(engine, kind, False, fuses), arrays, supports=fuses)
+        assert kernels == NAMES[kind]
+        for array, other in zip(found, expected(kind, arrays, narrow=False), strict=True):
+            assert_close(array, other.astype(np.float32), scale=4.0)
+
+
 @pytest.mark.parametrize("kind", NAMES)
 def test_lines_of_other_lengths_stay_apart(kind: str) -> None:
     """cuBLASLt wants the lines of the matrix that GELU is applied to to begin at multiples of 8 elements."""
@@ -161,3 +189,31 @@ def test_what_is_no_number_stays_so_on_a_gpu(kind: str) -> None:
         rows = array.astype(np.float32)
         assert np.isnan(rows[3]).all(), kernels
         assert np.isfinite(np.delete(rows, 3, axis=0)).all(), kernels
+
+
+@pytest.mark.parametrize("shape", [(7, 64, 24), (1000, 300, 504), (4096, 256, 1024)])
+@pytest.mark.parametrize("kind", NAMES)
+def test_gelu_of_float32_on_a_gpu(kind: str, shape: tuple[int, int, int]) -> None:
+    engine, arrays = gpu(), sample(kind, *shape)
+    fuses = any_way(engine)
+    with multiplied("highest"):
+        found, kernels = run_on(engine, described(engine, kind, False, fuses), arrays, supports=fuses)
+    assert kernels == NAMES[kind]
+    for array, other in zip(found, expected(kind, arrays, narrow=False), strict=True):
+        np.testing.assert_allclose(array, other, rtol=1e-4, atol=1e-4)  # its tanh is an approximation
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("kind", NAMES)
+def test_measured_on_a_gpu(kind: str, narrow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is found faster is remembered, and used without the variable, too."""
+    engine, arrays = gpu(), sample(kind, 1024, 256, 512)
+    monkeypatch.setenv("MLCOMPUTE_CACHE", str(tmp_path))
+    monkeypatch.setenv("MLCOMPUTE_TUNE", "1")
+    first, kernels = run_on(engine, described(engine, kind, narrow), arrays)
+    assert list(tmp_path.glob("*.o"))
+    monkeypatch.delenv("MLCOMPUTE_TUNE")
+    again, same = run_on(engine, described(engine, kind, narrow), arrays)
+    assert same == kernels
+    for one, other in zip(first, again, strict=True):
+        assert one.tobytes() == other.tobytes()
