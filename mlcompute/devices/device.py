@@ -157,7 +157,10 @@ class Engine(ABC):
 
     @abstractmethod
     def supports(self, step: Step) -> bool:
-        """Is there a kernel for this step: its op, types, shapes and attributes? If not, the compiler expands it."""
+        """Is there a kernel for this step: its op, types, shapes and attributes? If not, the compiler expands it.
+
+        Of a step that a pass has fused: is it also faster than the steps it was made of? If not, these stay.
+        """
 
     def recurrent_reserve(self, step: Step, trains: bool) -> int | None:
         """For `lstm` and `rnn`: bytes it wants to keep for the gradient in place of gates; None: the op as it is.
