@@ -58,7 +58,10 @@ def _place_elsewhere(context: Context, trace: Trace, pairs: list[tuple[Value, Va
 
 
 def _beside_readers(steps: list[Step], count: int) -> list[Step]:
-    """The first `count` steps, sums of gradients, each right before the update that reads it: they become one loop."""
+    """The first `count` steps, sums of gradients, each right before the update that reads it: they become one loop.
+
+    Those that store sums, of what is not updated, come last.
+    """
     sums = {value: step for step in steps[:count] for value in step.results}
     placed: list[Step] = []
 
@@ -68,6 +71,6 @@ def _beside_readers(steps: list[Step], count: int) -> list[Step]:
                 place(sums.pop(value))
         placed.append(step)
 
-    for step in steps[count:]:
+    for step in [*steps[count:], *(step for step in steps[:count] if step.op.name == "assign")]:
         place(step)
     return placed

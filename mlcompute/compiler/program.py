@@ -25,7 +25,7 @@ class Program:
     gradient_sums   parameter -> the sum of its gradients over several batches, kept between runs
     exchanged   parameter -> its gradient, where the processes of a group exchange it
     summands    parameter -> what its gradient is the sum of, in a program that only updates
-    updated     parameter -> where such a program leaves it and its state
+    updated     parameter -> where such a program leaves it and its state. Both also for what it only adds up
     shared      statistic or loss -> what a slice of the batch contributes to it, where those of a group are exchanged
     sums        phase that ends there -> what is added up over all slices of the batch before the next one begins
     chunks      parameters whose gradients are exchanged together, in the order in which the parts of the gradient pass

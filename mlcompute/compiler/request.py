@@ -33,6 +33,7 @@ class Request:
     slices          into how many slices a batch is cut
     sends_early     are gradients sent to other machines, while others are still computed?
     summands        a program that only updates: in which order it adds up the parts of a gradient; 0: there is one part
+    summed          what it only adds up, in the same order: statistics and losses
     out_of_place    it leaves new parameters elsewhere; `moves_states`: new optimizer state, too
     user_gradients  tensor a gradient from outside is fed to -> the tensor whose gradient it adds to
     fed_gradients   parameters of a program that only updates -> what their gradients are fed to
@@ -61,6 +62,7 @@ class Request:
     slices: int = 1
     sends_early: bool = False
     summands: Tree = 0
+    summed: list[Tensor] = field(default_factory=list)
     out_of_place: bool = False
     moves_states: bool = False
     total: Tensor | None = None

@@ -1,11 +1,13 @@
 """start_from_exchanged: in a group of processes, an update reads the gradients that the runtime has exchanged.
 
 The other half of `exchange_gradients.py`, in a program of its own. Where a gradient comes in parts, they are added in
-the order the request says, and fused with the update like any other elementwise ops.
+the order the request says, and fused with the update like any other elementwise ops. Statistics and losses are only
+added.
 """
 
 from __future__ import annotations
 
+from mlcompute import ops
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.exchange_gradients import norm_names
 from mlcompute.compiler.request import Tree
@@ -28,6 +30,12 @@ def start_from_exchanged(steps: list[Step], context: Context) -> list[Step]:
         ]
         program.gradients[tensor] = _sum(order, program.summands[tensor])
     trace.layer = ""
+    for tensor in context.request.summed:
+        shape, dtype = tensor.descriptor.shape, tensor.descriptor.data_type.numpy
+        parts = [trace.value(shape, dtype, "state", "part of a sum") for _ in range(_count(order))]
+        total = trace.value(shape, dtype, "state", "sum")
+        ops.assign(total, _sum(order, parts))
+        program.summands[tensor], program.updated[tensor] = parts, [total]
     program.values = dict(run.values)
     program.persistent = dict(run.persistent)
     for name in norm_names(optimizer):

@@ -108,17 +108,16 @@ class GroupTraining:
             for entry in lane.entries
         }
         self.storages = {tensor: Storage(memory, is_callers=True) for tensor, memory in self._left.items()}
-        #: What is only added up, of the own shard: (lane, where the sum goes in each bank, its first element).
-        self._summed = []
-        for index, lane in enumerate(self.lanes):
-            first, last = lane.shard(group.rank)
-            start = max(first, lane.updated)
-            if start < last:
-                self._summed.append((index, [bank[start:last] for bank in lane.banks], start - first))
         self._lane_of_loss = [(e.tensor, lane) for lane in self.lanes for e in lane.entries if e.role == "loss"]
         self.slices.forget()
         self._pending, self._sums, self._coming, self._spare = {}, {}, self._own_slices.start, []
         self.update = ShardUpdate(self.session, self.compiled, self.exchange, self.lanes, self.shared, layouts)
+        #: What is only added up, and not by the update: (number of the lane, lane, elements).
+        self._summed = [
+            (index, lane, rest)
+            for index, lane in enumerate(self.lanes)
+            if (rest := lane.summed(group.rank)) is not None and not self.update.sums(lane)
+        ]
         self.alternating = AlternatingValues(self.compiled, self.lanes)
         #: Whole steps without the host, where devices can do that.
         self.on_devices = None if elastic else device_step.made(self)
@@ -199,7 +198,8 @@ class GroupTraining:
             for storage in self.storages.values():
                 storage.array()
         if is_step:
-            self._add_missing(number)
+            if self._coming < number:
+                self._add_missing(number)
             self._join(number, self._work)
         elif (sums := self._pending.get(number)) is None:
             self._pending[number] = self._aside(number)
@@ -240,12 +240,10 @@ class GroupTraining:
             self._reduce()
         if state is not None:
             self.update.run(state)
-        for index, outs, start in self._summed:
-            lane = self.lanes[index]
+        for index, lane, rest in self._summed:
             if self.update.adds:
-                self.shared.reduce(index, outs[lane.coming], start)
-            else:
-                np.copyto(outs[lane.coming], lane.reduced[start:])
+                self.shared.reduce(index, lane.reduced)
+            lane.banks[lane.coming][rest] = lane.reduced[rest.start - lane.shard(self.group.rank)[0] :]
         if self.session.elastic:
             self.shared.mirror(Kind.STATE, self.update.bank + 1)
         self.shared.gather(Kind.PARAMETERS)
@@ -288,7 +286,8 @@ class GroupTraining:
 
     def own_sums(self) -> dict[Node, Sums]:
         """Sums of the own nodes of the tree; what was pending is used up."""
-        self._add_missing(self._own_slices.stop)
+        if self._coming < self._own_slices.stop:
+            self._add_missing(self._own_slices.stop)
         sums, self._sums, self._coming = self._sums, {}, self._own_slices.start
         return sums
 
@@ -302,7 +301,7 @@ class GroupTraining:
         """Add what a slice has left to the sum beside it in the tree, that to the next one, and so on."""
         self._coming = number + 1
         node: Node = (number, number + 1)
-        for left, parent in joins(number, self._own_nodes, self.shared.root):
+        for left, parent in () if node in self._own_nodes else joins(number, self._own_nodes, self.shared.root):
             before = self._sums.pop(left)
             for total, added in zip(before, arrays, strict=True):
                 np.add(total, added, out=total)

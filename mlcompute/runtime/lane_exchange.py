@@ -90,8 +90,6 @@ class LaneExchange:
         self._nbytes += sum(array.nbytes for arrays in self._received for array in arrays)
         #: The mirror of the process before this one, where memory is not shared.
         self._previous = np.empty(0 if self.is_shared else mirrored[self._rank - 1], np.uint8)
-        #: Sums of nodes from some element of the own shard on, by lane and element.
-        self._tails: dict[tuple[int, int], dict[Node, Array]] = {}
         #: Sums of nodes that this machine has, by lane and the rank whose shard it is.
         self._of_others: dict[tuple[int, int], dict[Node, Array]] = {}
         self.parts = [self._parts_of(index, lane) for index, lane in enumerate(lanes)]
@@ -170,9 +168,9 @@ class LaneExchange:
             for mine, one in zip(target[first:], given[first:], strict=True):
                 if mine is not one:
                     np.copyto(mine, one)
-        words = self._meet(kind, same, word)
         if self.is_shared:
-            return words
+            return self._meeting.meet(kind, same=same, word=word)
+        words = self._meet(kind, same, word)
         # The first that is not 0 counts for all of a machine, as it does for whoever reads them.
         of_machine = next((words[rank] for rank in self._machine if words[rank]), 0)
         for index in range(first, len(self._lanes)):
@@ -211,16 +209,12 @@ class LaneExchange:
         parts = [tree_sum(sums, node) for node in self._own_nodes]
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, lane.dtype)
 
-    def reduce(self, index: int, out: Array, start: int = 0) -> None:
-        """The sum over all slices of a lane's own shard, added along the tree: from element `start` of it on.
+    def reduce(self, index: int, out: Array) -> None:
+        """The sum over all slices of a lane's own shard, added along the tree.
 
         Once per exchange: sums of nodes are added in place.
         """
-        sums = self._tails.get((index, start))
-        if sums is None:
-            sums = {node: part[start:] for node, part in zip(self._summands, self.parts[index], strict=True)}
-            self._tails[index, start] = sums
-        tree_sum(sums, self.root, out)
+        tree_sum(dict(zip(self._summands, self.parts[index], strict=True)), self.root, out)
 
     def mirror(self, kind: Kind, bank: int) -> None:
         """Let the next process have the own mirror of a bank; where memory is shared, all have it."""
@@ -240,7 +234,10 @@ class LaneExchange:
 
     def gather(self, kind: Kind) -> None:
         """The new values of all shards are in the coming bank of each lane. Nobody reads sums any more."""
-        for lane in self._lanes if not self.is_shared else ():
+        if self.is_shared:
+            self._meeting.meet(kind)
+            return
+        for lane in self._lanes:
             gather_shards(self._exchange, kind, lane, lane.banks[lane.coming], self._among(2))
         self._meet(kind, patience=3 * self._waits)
 

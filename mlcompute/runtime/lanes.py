@@ -132,6 +132,12 @@ class Lane:
             if entry.role == "parameter" and max(first, entry.start) < min(last, entry.stop)
         ]
 
+    def summed(self, rank: int) -> slice | None:
+        """Elements of a process's shard that are only added up; None: there are none."""
+        first, last = self.shard(rank)
+        start = max(first, self.updated)
+        return slice(start, last) if start < last else None
+
     def squares(self, rank: int) -> Array:
         """Sums of squared gradients over this process's blocks, in float64."""
         first, last = self.shard(rank)

@@ -20,7 +20,7 @@ from mlcompute.devices import queue_of
 from mlcompute.devices.host_memory import allocate
 from mlcompute.errors import ProcessError
 from mlcompute.group.exchange import Exchange, Kind
-from mlcompute.ops.op import Array, Value
+from mlcompute.ops.op import FLOAT32, Array, Value
 from mlcompute.runtime.lane_exchange import LaneExchange, of_bank
 from mlcompute.runtime.lanes import BLOCK, Lane, Piece
 from mlcompute.runtime.sharded_state import ShardedState
@@ -82,6 +82,8 @@ class ShardUpdate:
         self.pieces: dict[Tensor, tuple[Lane, Piece]] = {}
         #: Where each piece lies, by bank of its lane.
         self._places: dict[Tensor, list[Storage]] = {}
+        #: What is only added up: (lane, elements of it).
+        self._summed: dict[Tensor, tuple[Lane, slice]] = {}
         self.program: Program | None = None
         #: How many rebindings there had been when all parameters were found in the banks.
         self._found_at = -1
@@ -89,6 +91,9 @@ class ShardUpdate:
             for lane in lanes:
                 for piece in lane.pieces(exchange.rank):
                     self._add(lane, piece)
+                rest = lane.summed(exchange.rank)
+                if self.adds and rest is not None and lane.dtype == FLOAT32:  # others may be rounded less often there
+                    self._summed[Tensor(shape=(rest.stop - rest.start,))] = (lane, rest)
         layout = layouts[exchange.rank]
         self._memory = shared.mirrors[exchange.rank] if session.elastic else allocate(layout.nbytes).host
         #: The state of each piece; there are two versions where others may have to go on with the one before the last.
@@ -99,7 +104,7 @@ class ShardUpdate:
             }
             for version in range(2 if session.elastic else 1)
         ]
-        if self.pieces:
+        if self.pieces or self._summed:
             self._compile()
 
     def _add(self, lane: Lane, piece: Piece) -> None:
@@ -123,6 +128,7 @@ class ShardUpdate:
             groups=groups,
             fuses=request.fuses,
             summands=self._shared.order if self.adds else 0,
+            summed=list(self._summed),
             out_of_place=banks > 1,
             moves_states=len(self._versions) > 1,
         )
@@ -153,6 +159,7 @@ class ShardUpdate:
             executable = engine.build(program, arena)
             executable.inputs = {}
             storages = [one for tensor in self.pieces for one in self._bound(program, tensor, parts[tensor], bank)]
+            storages += [one for tensor in self._summed for one in self._bound_sum(program, tensor, bank)]
             self._executables.append((executable, storages))
             if self._compiled.shares_memory:  # once and for all
                 executable.feed(engine, dict(self._scalars.values()))
@@ -176,6 +183,15 @@ class ShardUpdate:
         for storage in new:
             storage.overwritten_by(self._compiled.clock)
         return [*bound, *zip(program.updated.get(tensor, values), new, strict=True)]
+
+    def _bound_sum(self, program: Program, tensor: Tensor, bank: int) -> list[tuple[Value, Storage]]:
+        """Where the parts of what is only added up lie, and the sum."""
+        lane, rest = self._summed[tensor]
+        first = lane.shard(self._exchange.rank)[0]
+        parts = [array[rest.start - first : rest.stop - first] for array in self._shared.parts[self._lanes.index(lane)]]
+        arrays = [*parts, lane.banks[(bank + 1) % len(lane.banks)][rest]]
+        values = [*program.summands[tensor], *program.updated[tensor]]
+        return [(value, Storage(array, is_callers=True)) for value, array in zip(values, arrays, strict=True)]
 
     # State ----------------------------------------------------------------------------------------------------------
 
@@ -299,6 +315,10 @@ class ShardUpdate:
     def nbytes(self) -> int:
         """Bytes of optimizer state this process has."""
         return sum(one.nbytes for version in self._versions for states in version.values() for one in states)
+
+    def sums(self, lane: Lane) -> bool:
+        """Does the program also add up what is not updated in a lane, statistics and losses?"""
+        return any(lane is one for one, _ in self._summed.values())
 
     # Running --------------------------------------------------------------------------------------------------------
 

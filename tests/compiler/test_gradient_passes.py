@@ -187,6 +187,34 @@ def test_sums_are_added_in_the_loop_of_their_update() -> None:
     assert all(set(program.summands[t]) <= set(step.inputs) for t, step in zip(parameters, program.steps, strict=True))
 
 
+@pytest.mark.parametrize("sizes", [(1,), (7, 256), (1000,)])
+@pytest.mark.parametrize("trains", [True, False], ids=["beside an update", "alone"])
+def test_what_is_not_updated_is_added_up_in_the_same_order(sizes: tuple[int, ...], trains: bool) -> None:
+    engine, rng = engine_of(mlc.Device.cpu()), np.random.default_rng(0)
+    parameters = [mlc.Tensor(shape=(5,))] if trains else []
+    summed = [mlc.Tensor(shape=(size,)) for size in sizes]
+    request = Request(
+        parameters=parameters,
+        optimizer=mlc.SGDOptimizer(learning_rate=0.1),
+        summands=((0, 1), (2, 3)),
+        summed=summed,
+        out_of_place=True,
+    )
+    program = compile_program(request, engine, "update")
+    executable = engine.build(program, engine.allocate(program.plan.nbytes))
+    memory: dict[Value, Array] = {value: np.zeros((), value.dtype) for value in program.scalars.values()}
+    for values in (program.persistent.values(), *program.summands.values(), *program.updated.values()):
+        memory |= {value: rng.standard_normal(value.shape).astype(value.dtype) for value in values}
+    for value, array in memory.items():
+        buffer = engine.wrap(array)
+        assert buffer is not None
+        executable.bind(value, buffer)
+    executable.run(("update",))
+    for tensor in summed:
+        a, b, c, d = (memory[value] for value in program.summands[tensor])
+        np.testing.assert_array_equal(memory[program.updated[tensor][0]], (a + b) + (c + d))
+
+
 def test_add_updates() -> None:
     optimizer = mlc.SGDOptimizer(learning_rate=0.5, momentum_scale=0.9)
     hand = Hand(optimizer=optimizer)
