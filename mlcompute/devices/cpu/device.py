@@ -100,11 +100,10 @@ class Cpu(Engine):
         return facts if library else facts | {"note": f"can be slower; {onednn.why_missing()}"}
 
     def foresee(self, steps: Sequence[Step]) -> None:
-        if not first_product.is_begun and (products := [step for step in steps if step.op.name == "matmul"]):
+        if not first_product.is_begun and any(step.op.name == "matmul" for step in steps):
             from mlcompute.devices.cpu.gemm.matmul import begin_sgemm  # imported where there is a product
 
-            views = [step for step in steps if step.op.is_view]
-            begin_sgemm(products, Operands(views, {step.results[0]: step.inputs[0] for step in views}))
+            begin_sgemm(steps)
 
     def supports(self, step: Step) -> bool:
         supports = SUPPORTS[step.op.name]

@@ -94,9 +94,19 @@ def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operan
     return few_rows_entry(step, operands, a, b, y, batch, by_columns=kernel == "few rows by columns")
 
 
-def begin_sgemm(steps: Sequence[Step], operands: Operands) -> None:
+def begin_sgemm(steps: Sequence[Step]) -> None:
     """Let sgemm's machine code be made if it looks as if one of the first products will need it."""
-    for step in steps[:_LOOKED_AT]:
+    views: list[Step] = []
+    products: list[Step] = []
+    for step in steps:
+        if step.op.is_view:
+            views.append(step)
+        elif step.op.name == "matmul":
+            products.append(step)
+            if len(products) == _LOOKED_AT:
+                break
+    operands = Operands(views, {step.results[0]: step.inputs[0] for step in views})
+    for step in products:
         a, b, y = (operands[value] for value in (*step.inputs, step.results[0]))
         if not has_bfloat16(step) and _kernel(a, b, y) == "sgemm":
             first_product.begin(onednn.require())
