@@ -233,3 +233,23 @@ def test_copies_that_exchange_axes(shape: tuple[int, ...], axes: tuple[int, ...]
         x = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
         bench = Bench(KERNELS, "copy", [x], views=lambda value: [ops.transpose(value, axes)])
         bench.check(np.testing.assert_array_equal)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((4, 3, 9, 11), (0, 2, 3, 1)),
+        ((2, 2, 8, 8), (0, 2, 3, 1)),
+        ((1, 7, 37), (0, 2, 1)),
+        ((3, 5, 6), (0, 2, 1)),
+        ((3, 70), (1, 0)),
+        ((2, 3, 4, 50), (0, 2, 3, 1)),
+        ((4, 3, 50, 2), (0, 2, 3, 1)),
+    ],
+)
+def test_copies_that_interleave_a_few_lines(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    """As the channels of an image become pixels one after the other."""
+    for dtype in ("f4", "i4", "f8"):
+        x = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+        bench = Bench(KERNELS, "copy", [x], views=lambda value: [ops.transpose(value, axes)])
+        bench.check(np.testing.assert_array_equal)

@@ -19,7 +19,7 @@ from mlcompute.devices.cpu.kernels.elementwise_ops import (
     store_element,
     supports_elementwise,
 )
-from mlcompute.devices.cpu.kernels.transposes import Transpose, source_axis
+from mlcompute.devices.cpu.kernels.transposes import Transpose, interleaved_lines, source_axis
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker, always
 from mlcompute.devices.loop_nest import Access, LoopNest, Operand, Operands, copy_nest, elementwise_nest
 from mlcompute.ops.op import TABLE, Step, Value, inner_steps
@@ -69,7 +69,7 @@ def loop_entry(step: Step, nest: LoopNest, threads: int) -> Entry:
     for each in nest.operands:
         first_arguments.append(len(arguments))
         arguments += [each.operand, *each.strides]
-    structure = nest.structure(), source_axis(nest), vector_lanes()
+    structure = nest.structure(), source_axis(nest), interleaved_lines(nest), vector_lanes()
     code = _written.get(structure) or _code(structure, nest, first_arguments)
     return Entry(
         step,
@@ -143,7 +143,8 @@ class _Writer:
                     index = loops.enter_context(code.loop(*bounds[outer]))
                     steps = [code.mul(index, strides[outer]) for strides in self.strides]
                     pointers = [code.at(*at, element) for at in zip(pointers, steps, strict=True)]
-            transpose = Transpose(code, element, self.strides[0][-1], self.strides[1][axis])
+            lines = interleaved_lines(self.nest)
+            transpose = Transpose(code, element, self.strides[0][-1], self.strides[1][axis], lines)
             transpose.write(pointers[0], pointers[1], bounds[axis], extents[-1])
 
     def _hoist(self, access: Access, pointers: list[str]) -> None:

@@ -1,7 +1,8 @@
 """Copies that exchange axes: what lies side by side is not what is written side by side.
 
 Squares of elements are loaded as vectors along the axis on which the source lies in one piece, turned round in
-registers, and stored as vectors along the axis on which the target does.
+registers, and stored as vectors along the axis on which the target does. A few lines, as the channels of an image,
+become pixels one after the other: they are interleaved in registers.
 """
 
 from __future__ import annotations
@@ -36,9 +37,17 @@ def source_axis(nest: LoopNest) -> int | None:
     if len(dtypes) != 1 or load.operand.dtype not in MEMORY_TYPES or load.operand.dtype.itemsize != 4:
         return None
     least = square()
-    if store.strides[inner] != 1 or load.strides[inner] in (0, 1) or nest.extents[inner] < least:
+    if store.strides[inner] != 1 or load.strides[inner] in (0, 1):
         return None
-    return next((axis for axis in range(inner) if load.strides[axis] == 1 and nest.extents[axis] >= least), None)
+    axis = next((axis for axis in range(inner) if load.strides[axis] == 1 and nest.extents[axis] >= least), None)
+    if axis is None or nest.extents[inner] >= least or store.strides[axis] == nest.extents[inner]:
+        return axis
+    return None
+
+
+def interleaved_lines(nest: LoopNest) -> int:
+    """Lines of the source that such a copy interleaves, fewer than a square has rows; 0 where it goes by squares."""
+    return nest.extents[-1] if source_axis(nest) is not None and nest.extents[-1] < square() else 0
 
 
 @dataclass(eq=False, repr=False)
@@ -46,15 +55,41 @@ class Transpose:
     """The innermost two loops of such a copy: over the source's axis, from a begin to an end, and over the target's.
 
     from_source, from_target   strides of the source along the target's axis, and of the target along the source's
+    lines                      so many elements of the target's axis follow one after the other; 0: any number
     """
 
     code: Code
     element: str
     from_source: str
     from_target: str
+    lines: int = 0
 
     def write(self, source: str, target: str, bounds: tuple[str, str], extent: str) -> None:
         """Copy target[i, j] = source[j, i] for i within bounds and all j below an extent."""
+        if self.lines:
+            self._interleave(source, target, bounds, extent)
+        else:
+            self._by_squares(source, target, bounds, extent)
+
+    def _interleave(self, source: str, target: str, bounds: tuple[str, str], extent: str) -> None:
+        """As many elements of each line as a vector has, at a time."""
+        code, lanes, lines, (start, end) = self.code, vector_lanes(), self.lines, bounds
+        type_ = vector(self.element, lanes)
+        stop = code.add(start, code.mul(code.div(code.sub(end, start), lanes), lanes))
+        with code.loop(start, stop, lanes) as i:
+            rows = [code.load(self._source(source, i, str(line)), type_) for line in range(lines)]
+            for number in range(lines):
+                places = [divmod(number * lanes + lane, lines) for lane in range(lanes)]  # element, and line of it
+                mixed = self._shuffled(rows[0], rows[0], [place for place, _ in places])
+                for other in range(1, lines):
+                    picks = [lanes + place if line == other else lane for lane, (place, line) in enumerate(places)]
+                    mixed = self._shuffled(mixed, rows[other], picks)
+                to = code.at(self._target(target, i, "0"), number * lanes, self.element)
+                code.store(to, type_, mixed)
+        with code.loop(stop, end) as i, code.loop(0, extent) as j:
+            self._element(source, target, i, j)
+
+    def _by_squares(self, source: str, target: str, bounds: tuple[str, str], extent: str) -> None:
         code, side = self.code, square()
         columns = code.mul(code.div(extent, side), side)
         start, end = bounds
