@@ -35,6 +35,8 @@ def scaling(
     """Measure one workload after the other with every number of threads."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)))
+        # Before the others start: a rate that is measured while they import is too low.
+        rates = {threads: _sgemm_rate(threads, settings, folder) for threads in counts}
         say("starting all processes")
         started = [
             (threads, Process(CONTENDERS[name], threads, settings.limit, folder / name))
@@ -43,7 +45,6 @@ def scaling(
         ]
         for _, process in started:
             stack.callback(process.close)
-        rates = {threads: _sgemm_rate(threads, settings, folder) for threads in counts}
         for name in names:
             taking_part = [(n, p) for n, p in started if not p.contender.only or name in p.contender.only]
             found = _measured(ALL[name], taking_part, settings, say)
