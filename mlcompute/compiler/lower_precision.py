@@ -85,7 +85,7 @@ def _stored_narrow(steps: list[Step], context: Context, groups: dict[Step, int])
 
     for step in steps:
         name, results = step.op.name, step.results
-        if step.phase == "update" or not results:
+        if not results or (step.phase == "update" and not step.op.is_view):
             continue
         result = results[0]
         if step.op.is_view:

@@ -180,6 +180,22 @@ def test_whole_numbers_and_other_types_are_left_alone() -> None:
     assert names(trace) == ["matmul"]
 
 
+def test_a_view_of_a_view_in_the_update_shows_what_is_stored() -> None:
+    trace = Trace()
+    x, w, u = feed(trace, (4, 8)), feed(trace, (8, 6), "parameter"), feed(trace, (6, 3), "parameter")
+    z = ops.matmul(x, w)
+    y = ops.matmul(z, u)
+    trace.phase = "update"
+    seen = ops.reshape(ops.reshape(z, (2, 12)), (24,))
+    rng = np.random.default_rng(0)
+    drawn = Drawn(trace, [y, seen], {value: rng.standard_normal(value.shape).astype(np.float32) for value in (x, w, u)})
+    expected = drawn.run()[0][seen]
+    lowered(trace, [y, seen])
+    found = drawn.run()[0][seen]
+    assert found.dtype == FLOAT32
+    np.testing.assert_allclose(found, expected, rtol=8 * ROUNDING, atol=8 * ROUNDING)
+
+
 @settings(max_examples=200, deadline=None)
 @given(programs(phases=("forward", "gradient", "update"), keeps_views=True))
 def test_programs_stay_whole_and_keep_float32_at_their_borders(drawn: Drawn) -> None:
