@@ -7,6 +7,8 @@ Nothing stays unwritten by it, so every style of execution does it or none. Devi
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.fuse_activations import is_transposed
 from mlcompute.compiler.fuse_elementwise import FusedElementwise
@@ -40,16 +42,17 @@ def fuse_bias_gradient(steps: list[Step], context: Context) -> list[Step]:
     replaced: dict[Step, list[Step]] = {}
     for step in steps:
         if step.op is _SUM:
-            found = _fusion(step, context, index, shown)
-            if found.keys().isdisjoint(replaced):
-                replaced |= found
+            replaced |= _fusion(step, context, index, shown, replaced)
     return [new for step in steps for new in replaced.get(step, [step])] if replaced else steps
 
 
 def _fusion(
-    total: Step, context: Context, index: Index, shown: dict[Value, list[Value]]
+    total: Step, context: Context, index: Index, shown: dict[Value, list[Value]], taken: Container[Step]
 ) -> dict[Step, list[Step]]:
-    """What a sum over rows, a matmul of the same rows and views between become; nothing if they stay as they are."""
+    """What a sum over rows, a matmul of the same rows and views between become; nothing if they stay as they are.
+
+    taken   matmuls that have sums already
+    """
     rows, (db,) = total.inputs[0], total.results
     if rows.rank < 2 or tuple(sorted(total.attributes["axes"])) != tuple(range(rows.rank - 1)):
         return {}
@@ -58,7 +61,9 @@ def _fusion(
         return {}
     for product, factor in _products([dz, *shown.get(dz, [])], rows, index):
         early = [each for each in index.readers.get(db, []) if index.positions[each] < index.positions[product]]
-        if product.phase != total.phase or not all(_may_follow(view, product, index) for view in early):
+        if product in taken or product.phase != total.phase:
+            continue
+        if not all(_may_follow(view, product, index) for view in early):
             continue
         together = _fused(product, total, factor, dz, index)
         if together is not None and context.engine.supports(together):

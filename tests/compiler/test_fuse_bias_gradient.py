@@ -48,6 +48,21 @@ def test_sums_of_rows_become_a_part_of_the_matmul(factor: int, narrow: bool, res
         assert found.tobytes() == before.tobytes()
 
 
+def test_every_sum_has_a_matmul_of_its_own() -> None:
+    trace = Trace()
+    x, dz = feed(trace, (6, 3)), feed(trace, (6, 4))
+    results = []
+    for _ in range(3):
+        results += [ops.sum_(dz, (0,)), ops.matmul(ops.transpose(dz), x)]
+    results.append(ops.sum_(dz, (0,)))  # one more
+    expected = run(trace, [x, dz], results)
+    apply(fuse_bias_gradient, trace, results)
+    verify_steps(trace.steps)
+    assert sorted(names(trace)) == [*["matmul_bias_gradient"] * 3, "sum"]
+    for found, before in zip(run(trace, [x, dz], results), expected, strict=True):
+        assert found.tobytes() == before.tobytes()
+
+
 def test_what_a_device_does_not_support_stays() -> None:
     trace, _, results = gradients()
     before = list(trace.steps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from mlcompute.ops.bfloat16 import bfloat16
 from mlcompute.ops.op import FLOAT32, Array, Step, Trace, Value
 from tests.compiler.programs import apply
 from tests.devices.cuda_ops import emulated, gpu, multiplied, run_on
-from tests.devices.interpreted_libraries import TF32, InterpretedCuda, interpreted, numbers
+from tests.devices.interpreted_libraries import TF32, InterpretedCuda, InterpretedProduct, interpreted, numbers
 
 __all__ = ["interpreted"]  # a fixture
 
@@ -251,6 +252,38 @@ def test_tuning_measures_both_ways_and_remembers(
             assert fuses == bool(winner), kernels
 
 
+@pytest.mark.usefixtures("by_libraries")
+def test_a_mask_that_cannot_be_written_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interpreted: InterpretedCuda
+) -> None:
+    """In bfloat16 cuBLASLt's bits say 0 for NaN."""
+
+    class Library:
+        name = "interpreted"
+
+    class Product(InterpretedProduct):
+        def __init__(self, problem: cublaslt.Problem, *rest: Any) -> None:
+            super().__init__(problem, *rest)
+            is_relu = bool(problem.epilogue & trial.lt.EPILOGUE_RELU)
+            self.has_epilogue &= not (is_relu and problem.epilogue & trial.lt.EPILOGUE_AUX)
+
+    def supports(step: Step) -> bool:
+        with libraries.building_for(libraries.Gpu(0, "interpreted", (9, 0), 4)):
+            row = KERNELS.get(step.op.name)
+            return row is not None and compare_steps.is_wanted(interpreted, step, row)
+
+    monkeypatch.setattr(cublaslt, "Product", Product)
+    monkeypatch.setattr(cublaslt, "require", Library)
+    monkeypatch.setattr(tuning, "fastest", lambda runs, sizes: 1)
+    monkeypatch.setenv("MLCOMPUTE_CACHE", str(tmp_path))
+    monkeypatch.setenv("MLCOMPUTE_TUNE", "1")
+    arrays = sample("slope", 64, 40, 32)
+    found, kernels = run_on(interpreted, described("slope", True, supports), arrays, supports=supports)
+    assert "cuBLASLt with bias and ReLU" in kernels
+    assert "ReLU gradient" not in kernels
+    assert_near(found, expected("slope", arrays, True), True, "highest", kernels)
+
+
 # On a GPU -----------------------------------------------------------------------------------------------------------
 
 ON_GPU = [
@@ -311,12 +344,13 @@ def test_measured_on_a_gpu(kind: str, tmp_path: Path, monkeypatch: pytest.Monkey
     engine = gpu()
     monkeypatch.setenv("MLCOMPUTE_CACHE", str(tmp_path))
     arrays = sample(kind, 2048, 512, 1024)
-    monkeypatch.setenv("MLCOMPUTE_TUNE", "1")
-    first, kernels = run_on(engine, described(kind, False, engine.supports), arrays)
-    assert list(tmp_path.glob("*.o"))
-    monkeypatch.delenv("MLCOMPUTE_TUNE")
-    again, same = run_on(engine, described(kind, False, engine.supports), arrays)
-    assert same == kernels
-    for one, other in zip(first, again, strict=True):
-        assert one.tobytes() == other.tobytes()
-    assert_near(first, expected(kind, arrays, False), False, "high", kernels)
+    for narrow in (False, True):
+        monkeypatch.setenv("MLCOMPUTE_TUNE", "1")
+        first, kernels = run_on(engine, described(kind, narrow, engine.supports), arrays)
+        assert list(tmp_path.glob("*.o"))
+        monkeypatch.delenv("MLCOMPUTE_TUNE")
+        again, same = run_on(engine, described(kind, narrow, engine.supports), arrays)
+        assert same == kernels
+        for one, other in zip(first, again, strict=True):
+            assert one.tobytes() == other.tobytes()
+        assert_near(first, expected(kind, arrays, narrow), narrow, "high", kernels)
