@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import heapq
 
 #: Arena offsets are multiples of a cache line, so that vector loads never straddle two for no reason.
 ALIGNMENT = 64
@@ -44,17 +43,23 @@ def assign_offsets(blocks: list[Block], reuse: bool = True) -> None:
 def _in_order(blocks: list[Block]) -> tuple[int, int]:
     """Step by step, each block into the smallest gap that holds it. Gives the arena's size and the most in use."""
     free = _FreeList()
-    alive: list[tuple[int, int, int]] = []
-    used = busiest = 0
+    ending: dict[int, list[Block]] = {}  # by the last step
+    used = busiest = now = 0
     for block in blocks:
-        while alive and alive[0][0] < block.first:
-            _, offset, size = heapq.heappop(alive)
-            free.give_back(offset, size)
-            used -= size
-        block.offset = free.take(block.size)
-        heapq.heappush(alive, (block.last, block.offset, block.size))
-        used += block.size
-        busiest = max(busiest, used)
+        first, last, size = block.first, block.last, block.size
+        while now < first:
+            for gone in ending.pop(now, ()):
+                free.give_back(gone.offset, gone.size)
+                used -= gone.size
+            now += 1
+        block.offset = free.take(size)
+        if last in ending:
+            ending[last].append(block)
+        else:
+            ending[last] = [block]
+        used += size
+        if used > busiest:
+            busiest = used
     return free.end, busiest
 
 

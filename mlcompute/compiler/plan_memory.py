@@ -107,14 +107,17 @@ def planned(
     last = _lifetimes(steps, plan, frozenset(keep), rerunnable)
     blocks: list[Block] = []
     placed: dict[Value, tuple[Block, int, int, int]] = {}  # block, bytes, first and last step
-    takes_over = reuse and not guard
+    takes_over, views = reuse and not guard, plan.views
     for index, step in enumerate(steps):
-        taken_over = _in_place(step, index, last, plan.views) if takes_over and step.op.elementwise else {}
-        for value in step.results:
+        op, results = step.op, step.results
+        if op.is_view and results[0] in views:
+            continue
+        taken_over = _in_place(step, index, last, views) if takes_over and op.elementwise and results else None
+        for value in results:
             end = last.get(value, -1)
             if end < 0:
                 continue
-            if value in taken_over:
+            if taken_over and value in taken_over:
                 block, nbytes, first, _ = placed[taken_over[value]]  # as many bytes as the result has
                 block.last = end
                 placed[taken_over[value]] = (block, nbytes, first, index)
@@ -200,18 +203,22 @@ def _lifetimes(steps: list[Step], plan: MemoryPlan, keep: AbstractSet[Value], re
     """The last step at which each arena value must exist; views prolong what they show."""
     last: dict[Value, int] = {}
     phase: dict[Value, str] = {}
+    stays: list[Value] = []
     views = plan.views
     end = len(steps)  # past the last step: never given back, never taken over
     for index, step in enumerate(steps):
         for value in step.inputs:
             base = views.get(value, value)
-            if base in last and last[base] != end:
-                last[base] = end if rerunnable and phase[base] != step.phase else index
+            if base in last:
+                last[base] = index
+                if rerunnable and phase[base] != step.phase:
+                    stays.append(base)
         for value in step.results:
             if value.kind == "temporary" and value not in views:
                 last[value] = index
                 if rerunnable:
                     phase[value] = step.phase
+    last.update(dict.fromkeys(stays, end))
     for value in keep:
         base = views.get(value, value)
         if base in last:
@@ -222,19 +229,20 @@ def _lifetimes(steps: list[Step], plan: MemoryPlan, keep: AbstractSet[Value], re
 def _in_place(step: Step, index: int, last: dict[Value, int], views: dict[Value, Value]) -> dict[Value, Value]:
     """Results -> inputs that die here and whose memory they may take over, element by element."""
     taken: dict[Value, Value] = {}
-    free = [value for value in dict.fromkeys(step.inputs) if last.get(value) == index]
-    if free and not views.keys().isdisjoint(step.inputs):
+    free = [value for value in step.inputs if last.get(value) == index]
+    if not free:
+        return taken
+    free = list(dict.fromkeys(free))
+    if not views.keys().isdisjoint(step.inputs):
         # What is read through a view too is read where elements do not line up.
         viewed = {views[value] for value in step.inputs if value in views}
         free = [value for value in free if value not in viewed]
-    if not free:
-        return taken
     for result in step.results:
+        if not free:
+            break
         for value in free:
             if value.shape == result.shape and value.dtype.itemsize == result.dtype.itemsize and result.size:
                 taken[result] = value
                 free.remove(value)
                 break
-        if not free:
-            break
     return taken

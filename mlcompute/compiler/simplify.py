@@ -76,13 +76,13 @@ class _Simplification:
                 if value in replaced or value.kind == "constant":
                     step = self._with_substitutes(step)
                     break
-            op = step.op
+            op, name = step.op, step.op.name
             if not op.is_pure:
                 for target in overwritten_by(step):
                     self._overwrite(target)
                 kept.append(step)
                 continue
-            if op.name in _SHORTENED:
+            if name in _SHORTENED:
                 shorter = _identity(step, self.producers, self.trace)
                 if isinstance(shorter, Value):
                     # A view shows the same memory as its source at any time; a copy keeps what is overwritten later.
@@ -91,30 +91,30 @@ class _Simplification:
                         continue
                 elif shorter is not None:
                     step = shorter
+            inputs, results = step.inputs, step.results
             key = self._key(step)
-            known = seen.get(key)
-            if known is None and step.inputs and step.inputs[0].kind == "constant" and _foldable(step):
-                known = _fold(step, self.trace)
-            if known is not None:
-                seen[key] = known
+            known = seen.setdefault(key, results)
+            if known is results and inputs and inputs[0].kind == "constant" and _foldable(step):
+                known = seen[key] = _fold(step, self.trace) or results
+            if known is not results:
                 self._replace(step, known)
                 continue
-            seen[key] = step.results
             kept.append(step)
-            if op.name in _PAIRED:
-                self.producers[step.results[0]] = step
-            if op.is_view and not (op.name == "reshape" and step.inputs[0] in self.scattered):
+            if name in _PAIRED:
+                self.producers[results[0]] = step
+            if op.is_view and not (name == "reshape" and inputs[0] in self.scattered):
                 self._see(step)
-                self._replace(step, step.results)
+                if results[0] in self.kept:
+                    self._replace(step, results)
 
     def _overwrite(self, target: Value) -> None:
         self.versions[target] = self.versions.get(target, 0) + 1
         self.changed.update((target, *self.views[target]))
 
     def _see(self, step: Step) -> None:
-        view, root = step.results[0], self.root(step.inputs[0])
-        self.roots[view] = root
-        if step.inputs[0] in self.scattered or (step.op.name != "reshape" and scatters(step)):
+        source, view = step.inputs[0], step.results[0]
+        root = self.roots[view] = self.roots.get(source, source)
+        if source in self.scattered or (step.op.name != "reshape" and scatters(step)):
             self.scattered.add(view)
         if root in self.views:
             self.views[root].append(view)
@@ -144,12 +144,11 @@ class _Simplification:
         return same
 
     def _key(self, step: Step) -> Hashable:
-        named = tuple(step.attributes.items()) if step.attributes else ()
         # The update may be run again by itself: what it reads of a parameter is not what the forward pass read.
-        key = (step.op.name, step.inputs, named, step.phase == "update")
-        if self.changed.isdisjoint(step.inputs):
+        key = (step.op, step.inputs, step.phase == "update", *step.attributes.items())
+        if not self.changed or self.changed.isdisjoint(step.inputs):
             return key
-        return *key, tuple([self.versions.get(self.root(value), 0) for value in step.inputs])
+        return key, tuple([self.versions.get(self.root(value), 0) for value in step.inputs])
 
     def _replace(self, step: Step, by: tuple[Value, ...]) -> None:
         for value, same in zip(step.results, by, strict=True):

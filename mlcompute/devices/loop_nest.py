@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 import functools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,6 +97,11 @@ class Operands:
             return view
         return Operand(value, 0, value.shape, dense_strides(value.shape), value.dtype)
 
+    def look(self, value: Value) -> Hashable:
+        """What a value's operand is apart from its memory: steps on operands that look the same share kernels."""
+        view = self.views.get(value)
+        return (value.shape, value.dtype) if view is None else view[1:]
+
     def workspace(self, step: Step, offset: int, nbytes: int) -> Operand:
         """Part of the workspace planned for a step, as bytes."""
         planned = self._workspaces[step]
@@ -132,13 +137,13 @@ def _broadcast(own_shape: Shape, own_strides: Strides, shape: Shape) -> Strides:
 
 def view_of(source: Operand, step: Step) -> Operand:
     """What a view step (reshape, transpose, slice, broadcast) shows of its source."""
-    result, a = step.results[0], step.attributes
+    result, a, name = step.results[0], step.attributes, step.op.name
     offset, strides = source.offset, source.strides
-    if step.op.name == "reshape":
+    if name == "reshape":
         strides = dense_strides(result.shape)
-    elif step.op.name == "transpose":
+    elif name == "transpose":
         strides = tuple([strides[axis] for axis in a["axes"]])
-    elif step.op.name == "slice":
+    elif name == "slice":
         offset += sum(start * stride for start, stride in zip(a["start"], strides, strict=True))
         strides = tuple(stride * k for stride, k in zip(strides, a["stride"], strict=True))
     else:  # broadcast

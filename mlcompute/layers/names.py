@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from mlcompute.errors import GraphError
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
+from mlcompute.layers.objective import is_loss
 from mlcompute.tensor import Tensor
 
 
@@ -74,7 +75,7 @@ def old_layer_names(layers: Iterable[Layer]) -> dict[Layer, str]:
 def slots_of(layer: Layer) -> dict[str, Tensor]:
     """A layer's own tensors by the name of their slot: parameters, statistics, and the weights of a loss."""
     slots = {name: slot.tensor for name, slot in layer.parameters.items()} | layer.statistics
-    if isinstance(layer, LossLayer):
+    if is_loss(layer) and isinstance(layer, LossLayer):
         own = {"weights": layer.weights, "class_weights": layer.class_weights}
         slots |= {name: tensor for name, tensor in own.items() if tensor is not None}
     return slots

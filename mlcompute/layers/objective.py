@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from mlcompute import ops
@@ -15,7 +16,12 @@ from mlcompute.tensor import Tensor, TensorDescriptor
 
 def is_loss(layer: Layer) -> bool:
     """Is what the layer computes minimised?"""
-    return isinstance(layer, (LossLayer, ObjectiveLayer))
+    return _are_losses(type(layer))
+
+
+@functools.cache  # of a class with abstract methods, Python asks slowly: large graphs ask it of every layer
+def _are_losses(kind: type[Layer]) -> bool:
+    return issubclass(kind, (LossLayer, ObjectiveLayer))
 
 
 class ObjectiveLayer(Layer):

@@ -31,16 +31,17 @@ def make_request(
     definition.place_loss()
     nodes = definition.nodes()
     request = Request(nodes=nodes, constants=dict(constants))
+    losses = [node for node in nodes if is_loss(node.layer)]
     produced = {result for node in nodes for result in node.results}
-    _declare_inputs(request, definition, options, produced, [*earlier, *later])
-    request.label_weights = _weights_by_layer(definition, nodes)
+    _declare_inputs(request, definition, options, produced, [*earlier, *later], losses)
+    request.label_weights = _weights_by_layer(definition, nodes, losses)
     request.labels = set(definition.label_tensors()) | {tensor for node in nodes for tensor in node.labels}
     request.prediction = definition.compared
     request.minimised = minimised_terms(definition, earlier, later)
     request.total = definition.total() if len(request.minimised) > 1 else None
     last = nodes[-1].results[0] if nodes else None
     request.result = request.total or next(iter(request.minimised), last)
-    request.kept = _kept_results(request, definition, [*earlier, *later])
+    request.kept = _kept_results(request, definition, [*earlier, *later], losses)
     debugs = GraphCompilationOptions.DEBUG_LAYERS in options
     if debugs:
         request.debugged = [
@@ -67,10 +68,11 @@ def _declare_inputs(
     options: GraphCompilationOptions,
     produced: set[Tensor],
     linked: Sequence[Definition],
+    losses: Sequence[Node],
 ) -> None:
     fed = dict.fromkeys(definition.declared.fed)
-    used = dict.fromkeys(t for node in request.nodes for t in (*node.sources, *node.labels))
-    weights = (node.layer.weights for node in request.nodes if isinstance(node.layer, LossLayer))
+    used = dict.fromkeys([tensor for node in request.nodes for tensor in node.sources + node.labels])
+    weights = (node.layer.weights for node in losses if isinstance(node.layer, LossLayer))
     for tensor in (*used, *(one for one in weights if one is not None)):
         # What nobody computes and nobody gave data to must be fed, declared or not.
         if tensor not in produced and not tensor.keeps_data:
@@ -175,19 +177,21 @@ def minimised_terms(
     )
 
 
-def _kept_results(request: Request, definition: Definition, linked: Sequence[Definition]) -> list[Tensor]:
+def _kept_results(
+    request: Request, definition: Definition, linked: Sequence[Definition], losses: Sequence[Node]
+) -> list[Tensor]:
     """Tensors readable after every run: outputs, losses, the result, and what linked graphs read."""
     kept = [*definition.declared.outputs.values(), *request.minimised]
     kept += [request.result] if request.result is not None else []
-    kept += [node.results[0] for node in request.nodes if is_loss(node.layer)]
+    kept += [node.results[0] for node in losses]
     read = {tensor for other in linked for node in other.nodes() for tensor in (*node.sources, *node.labels)}
-    kept += [result for node in request.nodes for result in node.results if result in read]
+    kept += [result for node in request.nodes for result in node.results if result in read] if read else []
     return kept
 
 
-def _weights_by_layer(definition: Definition, nodes: list[Node]) -> dict[Layer, Tensor]:
+def _weights_by_layer(definition: Definition, nodes: Sequence[Node], loss_nodes: Sequence[Node]) -> dict[Layer, Tensor]:
     """Which tensor weighs the labels of which loss: its own, or the one declared for the only loss."""
-    losses = [node.layer for node in nodes if isinstance(node.layer, LossLayer)]
+    losses = [node.layer for node in loss_nodes if isinstance(node.layer, LossLayer)]
     weights: dict[Layer, Tensor] = {loss: loss.weights for loss in losses if loss.weights is not None}
     # What is minimised directly has its weights among its labels.
     taken = {*weights.values(), *(label for node in nodes for label in node.labels)}

@@ -35,7 +35,10 @@ def objective_terms(
     losses = {node for node in every if is_loss(node.layer)}
     if not losses:
         return []
-    reached = reached_from(losses, every, stopped)
+    # What stands before the first of them is not computed from any.
+    first = next(index for index, node in enumerate(every) if node in losses)
+    nodes = nodes[max(0, first - (len(every) - len(nodes))) :]
+    reached = reached_from(losses, every[first:], stopped)
     users: defaultdict[Tensor, list[Node]] = defaultdict(list)
     for node in nodes:
         if not reached.isdisjoint((*node.sources, *node.labels)):

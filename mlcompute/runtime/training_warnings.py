@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from mlcompute.compiler.request import Request
@@ -11,6 +12,7 @@ from mlcompute.graph import Node
 from mlcompute.layers.activation import ActivationLayer
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
+from mlcompute.layers.objective import is_loss
 from mlcompute.layers.softmax import SoftmaxLayer
 from mlcompute.runtime.definition import Learning
 from mlcompute.runtime.objective import nodes_behind, reached_from
@@ -20,20 +22,22 @@ from mlcompute.tensor import Tensor
 
 def warn_about_training(request: Request, learning: Learning) -> None:
     """Everything that can be said before the graph is compiled; each warning is given once."""
-    _warn_about_functions_taken_twice(request, learning)
+    producers = {result: node for node in request.nodes for result in node.results}
+    losses = [node for node in request.nodes if is_loss(node.layer)]
+    _warn_about_functions_taken_twice(losses, producers, learning)
     if learning.optimizer is not None:
         if learning.optimizer.gradient_rescale == 1.0:  # who rescales the gradient of a sum knows of the sum
-            _warn_about_sums(request, learning)
-        _warn_about_branches(request, learning)
+            _warn_about_sums(request, producers, learning)
+        if len(request.minimised) > 1:
+            _warn_about_branches(request, losses, producers, learning)
 
 
-def _warn_about_functions_taken_twice(request: Request, learning: Learning) -> None:
-    producers = {result: node.layer for node in request.nodes for result in node.results}
-    for node in request.nodes:
-        loss = node.layer
-        source = producers.get(node.sources[0]) if isinstance(loss, LossLayer) else None
-        if not isinstance(loss, LossLayer) or source is None:
+def _warn_about_functions_taken_twice(losses: list[Node], producers: Mapping[Tensor, Node], learning: Learning) -> None:
+    for node in losses:
+        loss, producer = node.layer, producers.get(node.sources[0])
+        if not isinstance(loss, LossLayer) or producer is None:
             continue
+        source = producer.layer
         function, other = _FUNCTIONS_IN_LOSSES.get(loss.descriptor.loss_type, ("", ""))
         if function and function == _function_of(source):
             _warn(
@@ -43,38 +47,40 @@ def _warn_about_functions_taken_twice(request: Request, learning: Learning) -> N
             )
 
 
-def _warn_about_sums(request: Request, learning: Learning) -> None:
+def _warn_about_sums(request: Request, producers: Mapping[Tensor, Node], learning: Learning) -> None:
     """The sum of several elements is minimised: an easy thing to forget, as it grows with the batch."""
-    for node in request.nodes:
-        for tensor in node.results:
-            if tensor in request.minimised and not _is_one_number(node, tensor):
-                count = tensor.descriptor.element_count
-                reports = "`result` is the sum of all losses"
-                if request.total is None:
-                    reports = f"`result` holds the {count} elements as they are"
-                own = 'give the loss a reduction, "sum" or "mean", or ' if isinstance(node.layer, LossLayer) else ""
-                _warn(
-                    learning,
-                    f"{node.layer.who} has {count} elements, shape {tensor.descriptor.shape}, and no layer "
-                    f"consumes them: their sum is minimised; {reports}. To say what is meant, {own}end with a "
-                    'reduction layer: graph.reduce(loss, "mean", dimensions=...).',
-                )
+    for tensor in request.minimised:
+        node = producers[tensor]
+        if not _is_one_number(node, tensor):
+            count = tensor.descriptor.element_count
+            reports = "`result` is the sum of all losses"
+            if request.total is None:
+                reports = f"`result` holds the {count} elements as they are"
+            own = 'give the loss a reduction, "sum" or "mean", or ' if isinstance(node.layer, LossLayer) else ""
+            _warn(
+                learning,
+                f"{node.layer.who} has {count} elements, shape {tensor.descriptor.shape}, and no layer "
+                f"consumes them: their sum is minimised; {reports}. To say what is meant, {own}end with a "
+                'reduction layer: graph.reduce(loss, "mean", dimensions=...).',
+            )
 
 
-def _warn_about_branches(request: Request, learning: Learning) -> None:
+def _warn_about_branches(
+    request: Request, losses: list[Node], producers: Mapping[Tensor, Node], learning: Learning
+) -> None:
     """Layers that were added to look at a loss look like a second goal."""
-    layers = {result: node.layer for node in request.nodes for result in node.results}
-    for node in request.nodes:
-        if isinstance(node.layer, LossLayer):
-            reached = reached_from({node}, request.nodes, learning.stopped)
-            ends = [layers[tensor].who for tensor in request.minimised if tensor in reached]
-            if len(ends) > 1:
-                _warn(
-                    learning,
-                    f"{node.layer.who} leads to {len(ends)} results that no layer consumes, {', '.join(ends)}: "
-                    "the sum of all of them is minimised. Give those that are only to be looked at to "
-                    "stop_gradient([...]), or join them with layers.",
-                )
+    for node in losses:
+        if not isinstance(node.layer, LossLayer):
+            continue
+        reached = reached_from({node}, request.nodes, learning.stopped)
+        ends = [producers[tensor].layer.who for tensor in request.minimised if tensor in reached]
+        if len(ends) > 1:
+            _warn(
+                learning,
+                f"{node.layer.who} leads to {len(ends)} results that no layer consumes, {', '.join(ends)}: "
+                "the sum of all of them is minimised. Give those that are only to be looked at to "
+                "stop_gradient([...]), or join them with layers.",
+            )
 
 
 def warn_about_untrained(request: Request, learning: Learning, trained: AbstractSet[Tensor]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,19 +112,27 @@ class Cpu(Engine):
     def needs_dense(self, steps: Sequence[Step], views: Mapping[Value, Value]) -> Mapping[Step, Sequence[Value]]:
         operands: Operands | None = None
         needed: dict[Step, Sequence[Value]] = {}
+        readable: set[Hashable] = set()  # what operands of ops without attributes look like that kernels can read
         for step in steps:
             reads = READS[step.op.name]
-            if reads is None or views.keys().isdisjoint(step.inputs) or not reads_bfloat16(step):
+            if reads is None or views.keys().isdisjoint(step.inputs):
                 continue
             if operands is None:
                 operands = Operands(steps, views)
-            if not reads(step, operands):
+            look: Hashable = None
+            if not step.attributes:
+                look = (step.op, *[operands.look(value) for value in step.inputs + step.results])
+                if look in readable:
+                    continue
+            if not reads_bfloat16(step) or reads(step, operands):
+                readable.add(look)
+            else:
                 needed[step] = [value for value in step.inputs if not operands[value].is_dense]
         return needed
 
     def workspace(self, step: Step) -> int:
-        measure, reads = WORKSPACES[step.op.name], reads_bfloat16(step)
-        if not reads:
+        measure = WORKSPACES[step.op.name]
+        if not reads_bfloat16(step):
             return widened_workspace(step, measure)
         return 0 if measure is None else measure(step)
 
@@ -180,36 +188,17 @@ class CpuExecutable(Executable):
         codes += team_codes()
         kernels = dict(zip(codes, kernel_cache.addresses(codes), strict=True))
         self._kernels = {entry: kernels[entry.code] for entry in entries}
-        # The arguments of all calls, one after the other; addresses are set when they are known.
-        words: list[int] = []
-        in_arena: list[tuple[int, int]] = []
-        places = {base: at.offset for base, at in program.plan.placements.items()}
-        self._patches: dict[Value, list[tuple[int, int]]] = {}
-        numbers = {entry: _numbers(entry, kernels) for entry in entries}
-        for call in native:
-            entry, bases, start = call.entry, call.bases, len(words)
-            layout, call.start = entry.layout, start
-            words += numbers[entry]
-            for argument, base, offset in layout.addresses:
-                place = places.get(bases[base])
-                if place is None:
-                    self._patches.setdefault(bases[base], []).append((start + argument, offset))
-                else:
-                    in_arena.append((start + argument, place + offset))
-            if call.status is not None and layout.status is not None:
-                words[start + layout.status] = address_of(call.status)
+        self._set_arguments(native, {entry: _numbers(entry, kernels) for entry in entries})
         self._setters: dict[Value, list[tuple[int, Callable[[int], None]]]] = {}
         self._arena_setters: list[tuple[int, Callable[[int], None]]] = []
         for entry in entries:
             for operand, setter in entry.pointers:
-                place = places.get(operand.base)
+                place = program.plan.placements.get(operand.base)
                 if place is None:
                     self._setters.setdefault(operand.base, []).append((operand.byte_offset, setter))
                 else:
-                    self._arena_setters.append((place + operand.byte_offset, setter))
+                    self._arena_setters.append((place.offset + operand.byte_offset, setter))
         self._watched = [call for call in native if call.status is not None]
-        self._words = np.array(words or [0], np.int64)
-        self._arena_words = np.array(in_arena, np.int64).reshape(-1, 2).T  # which, and their offsets in the arena
         self._barrier = np.zeros(BARRIER_WORDS, np.int64)
         self._flags = self._barrier.data  # much cheaper to read than the array
         self._bound: dict[Value, int] = {}
@@ -219,6 +208,40 @@ class CpuExecutable(Executable):
         for value, array in program.constants.items():
             self._bind_array(value, array)
         self._tapes: dict[tuple[str, ...], list[_Segment]] = {}
+
+    def _set_arguments(self, calls: list[KernelCall], numbers: Mapping[Entry, list[int]]) -> None:
+        """The arguments of all calls, one after the other; addresses are set when they are known.
+
+        numbers  those of every entry, with 0 for addresses
+        """
+        by_entry: dict[Entry, list[KernelCall]] = {entry: [] for entry in numbers}
+        end = 0
+        for call in calls:
+            entry, call.start = call.entry, end
+            by_entry[entry].append(call)
+            end += len(numbers[entry])
+        self._words = np.zeros(max(end, 1), np.int64)
+        self._patches: dict[Value, list[tuple[int, int]]] = {}
+        places = {base: at.offset for base, at in self.program.plan.placements.items()}
+        in_arena: list[tuple[Array, Array]] = []
+        # Entry by entry, and for all its calls at once: large programs have few entries and very many calls.
+        for entry, own in by_entry.items():
+            starts = np.array([call.start for call in own], np.int64)
+            self._words[starts[:, None] + np.arange(len(numbers[entry]))] = numbers[entry]
+            for argument, base, offset in entry.layout.addresses:
+                found = [places.get(call.bases[base], -1) for call in own]
+                offsets = np.array(found, np.int64)
+                lies = offsets >= 0
+                in_arena.append((starts[lies] + argument, offsets[lies] + offset))
+                for number in np.flatnonzero(~lies).tolist() if -1 in found else ():
+                    call = own[number]
+                    self._patches.setdefault(call.bases[base], []).append((call.start + argument, offset))
+            status = entry.layout.status
+            for call in own if status is not None else ():
+                if call.status is not None and status is not None:
+                    self._words[call.start + status] = address_of(call.status)
+        #: Which words are addresses in the arena, and their offsets there.
+        self._arena_words = np.concatenate([np.zeros((2, 0), np.int64), *map(np.array, in_arena)], axis=1)
 
     def _made(self) -> list[KernelCall | Step]:
         """The calls of all steps in order; steps without a kernel as they are."""

@@ -7,6 +7,7 @@ chain of small ones is left to it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from mlcompute.compiler.program import Program
 from mlcompute.devices.cpu.runtime.entry import Entry, KernelCall
@@ -36,7 +37,7 @@ def useful_threads(cost: float, threads: int) -> int:
 
 def schedule(calls: Sequence[KernelCall], program: Program, threads: int) -> list[int]:
     """For every call, whether threads wait before it (`WAIT`) and whether only the first runs it (`ALONE`)."""
-    touches = _touches(calls, program, threads)
+    touches = _Touches(program, threads)
     waits = _barriers(calls, touches, [False] * len(calls))
     if threads == 1:
         return [WAIT * wait for wait in waits]
@@ -72,73 +73,121 @@ def _small_chains(calls: Sequence[KernelCall], waits: Sequence[bool], threads: i
     return alone
 
 
-def _barriers(calls: Sequence[KernelCall], touches: Sequence[list[_Touch]], alone: Sequence[bool]) -> list[bool]:
+def _barriers(calls: Sequence[KernelCall], touches: _Touches, alone: Sequence[bool]) -> list[bool]:
     """Before which calls all threads must synchronize: where one may touch memory another has not finished with."""
     waits: list[bool] = []
     failures = [False, False]  # may a call have failed since the last barrier: a shared one, one that is alone
-    touched = (_Touched(), _Touched())  # since then, by shared calls and by those alone
-    for call, mine, single in zip(calls, touches, alone, strict=True):
+    touched = (_Touched(touches), _Touched(touches))  # since then, by shared calls and by those alone
+    for call, single in zip(calls, alone, strict=True):
         # No parameter or state is changed before it is known that every kernel before it succeeded. The first thread
         # knows about those it ran alone.
         unknown = failures[0] or (failures[1] and not single)
+        shared, own = touched
         wait = (
             (unknown and not call.step.op.is_pure)
-            or touched[0].conflicts(mine, by_rows=not single)
-            or (not single and touched[1].conflicts(mine, by_rows=False))
-            or touched[0].count + touched[1].count > _MOST_TOUCHED
+            or (shared.count > 0 and shared.conflicts(call, by_rows=not single))
+            or (own.count > 0 and not single and own.conflicts(call, by_rows=False))
+            or shared.count + own.count > _MOST_TOUCHED
         )
         waits.append(wait)
         if wait:
-            touched, failures = (_Touched(), _Touched()), [False, False]
-        touched[single].add(mine)
-        failures[single] |= call.status is not None
+            shared.clear()
+            own.clear()
+            failures = [False, False]
+        touched[single].add(call)
+        if call.status is not None:
+            failures[single] = True
     return waits
 
 
-def _touches(calls: Sequence[KernelCall], program: Program, threads: int) -> list[list[_Touch]]:
+class _Touches:
     """What each call touches: in the arena, or (as a made-up range) in a base of its own."""
-    ranges = {base: (at.offset, at.offset + at.nbytes) for base, at in program.plan.placements.items()}
-    parts: dict[Entry, list[tuple[int, bool, int, int, int]]] = {}
-    found = []
-    for call in calls:
-        touched = parts.get(call.entry)
-        if touched is None:
-            touched = parts[call.entry] = []
-            for base, written, rows, rows_for, offset, nbytes, is_array in call.entry.layout.touches:
-                own = rows if rows_for in (0, threads) and (is_array or offset == 0) else 0
-                touched.append((base, written, own, nbytes, offset if is_array else -1))
-        bases = [ranges.get(base) or _outside(base) for base in call.bases]
-        mine: list[_Touch] = []
-        for base, written, own, nbytes, offset in touched:
-            begin, end = bases[base]
-            if offset >= 0 and begin >= 0:
-                begin, end = begin + offset, begin + offset + nbytes
-            mine.append((written, begin, end, own, nbytes))
-        found.append(mine)
-    return found
+
+    def __init__(self, program: Program, threads: int) -> None:
+        self._placements, self._threads = program.plan.placements, threads
+        self._entries: dict[Entry, _EntryTouches] = {}
+
+    def of_entry(self, entry: Entry) -> _EntryTouches:
+        """What all calls of an entry have in common."""
+        found = self._entries.get(entry)
+        if found is None:
+            parts = []
+            for base, written, rows, rows_for, offset, nbytes, is_array in entry.layout.touches:
+                own = rows if rows_for in (0, self._threads) and (is_array or offset == 0) else 0
+                parts.append((base, written, own, nbytes, offset if is_array else -1))
+            bases = list(dict.fromkeys(part[0] for part in parts))
+            anywhere = [base for base, written, own, _, offset in parts if written and not own and offset < 0]
+            found = self._entries[entry] = _EntryTouches(parts, bases, anywhere)
+        return found
+
+    def of(self, call: KernelCall) -> list[_Touch]:
+        """What one call touches."""
+        found: list[_Touch] = []
+        for number, written, own, nbytes, offset in self.of_entry(call.entry).parts:
+            base = call.bases[number]
+            place = self._placements.get(base)
+            if place is None:
+                begin, end = -1 - base.index, -base.index
+            elif offset < 0:
+                begin, end = place.offset, place.offset + place.nbytes
+            else:
+                begin, end = place.offset + offset, place.offset + offset + nbytes
+            found.append((written, begin, end, own, nbytes))
+        return found
 
 
-def _outside(base: Value) -> tuple[int, int]:
-    return -1 - base.index, -base.index
+class _EntryTouches(NamedTuple):
+    """What an entry touches, by the numbers of its bases.
+
+    parts      base, is it written, rows that threads own, bytes, offset in the base (-1: all of it)
+    bases      every base once
+    anywhere   bases of which any thread may write any part
+    """
+
+    parts: list[tuple[int, bool, int, int, int]]
+    bases: list[int]
+    anywhere: list[int]
 
 
 class _Touched:
-    """What calls have touched: in the arena, and outside of it, where bases have nothing in common, by base."""
+    """What calls have touched since the last barrier."""
 
-    def __init__(self) -> None:
+    def __init__(self, touches: _Touches) -> None:
+        self._touches = touches
         self.count = 0
+        #: Bases that were written: whoever touches one of them must wait. Most calls read what the one before wrote.
+        self._written: set[Value] = set()
+        #: Calls that were not looked at any closer so far.
+        self._calls: list[KernelCall] = []
+        #: What the others touched: in the arena, and outside of it, where bases have nothing in common, by base.
         self._inside: list[_Touch] = []
         self._outside: dict[int, list[_Touch]] = {}
 
-    def add(self, touches: list[_Touch]) -> None:
-        """Remember what one more call touches."""
-        self.count += len(touches)
-        for touch in touches:
-            (self._inside if touch[1] >= 0 else self._outside.setdefault(touch[1], [])).append(touch)
+    def clear(self) -> None:
+        """All threads have met."""
+        if self.count:
+            self.count = 0
+            self._written.clear()
+            self._calls.clear()
+            self._inside.clear()
+            self._outside.clear()
 
-    def conflicts(self, mine: list[_Touch], by_rows: bool) -> bool:
+    def add(self, call: KernelCall) -> None:
+        """Remember what one more call touches."""
+        parts, _, anywhere = self._touches.of_entry(call.entry)
+        self.count += len(parts)
+        self._calls.append(call)
+        for number in anywhere:
+            self._written.add(call.bases[number])
+
+    def conflicts(self, call: KernelCall, by_rows: bool) -> bool:
         """Do calls touch the same bytes, one of them writing? `by_rows`: other than each thread in rows of its own."""
-        for written, begin, end, rows, nbytes in mine:
+        bases, before = call.bases, self._written
+        for number in self._touches.of_entry(call.entry).bases:
+            if bases[number] in before:
+                return True
+        self._look_closer()
+        for written, begin, end, rows, nbytes in self._touches.of(call):
             others = self._inside if begin >= 0 else self._outside.get(begin, ())
             for was_written, other_begin, other_end, other_rows, other_nbytes in others:
                 if (written or was_written) and begin < other_end and other_begin < end:
@@ -147,3 +196,9 @@ class _Touched:
                     if not (by_rows and own):
                         return True
         return False
+
+    def _look_closer(self) -> None:
+        for call in self._calls:
+            for touch in self._touches.of(call):
+                (self._inside if touch[1] >= 0 else self._outside.setdefault(touch[1], [])).append(touch)
+        self._calls.clear()
