@@ -7,7 +7,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from mlcompute.ops.op import Op, Step, Trace, Value, no_derivative
+import numpy as np
+
+from mlcompute.ops.op import Op, Shape, Step, Trace, Value, no_derivative
 
 
 def differentiate(
@@ -58,7 +60,7 @@ class _Pattern:
     numbers  scalar constants that its steps mention besides what they are given
     """
 
-    steps: list[tuple[Op, list[int], dict[str, Any], Any]]
+    steps: list[tuple[Op, list[int], dict[str, Any], Shape, np.dtype[Any]]]
     parts: list[int | None]
     numbers: list[Value]
 
@@ -82,7 +84,7 @@ class _Derivatives:
             return self._described(step, dy)
         if pattern is None or len(set(given)) < len(given):
             return self._described(step, dy)
-        if isinstance(pattern, _Pattern):
+        if pattern:
             return self._applied(pattern, given)
         start = len(self._trace.steps)
         parts = self._described(step, dy)
@@ -112,7 +114,11 @@ class _Derivatives:
             return None
         place = {value: number for number, value in enumerate((*given, *numbers, *made))}
         return _Pattern(
-            [(step.op, [place[value] for value in step.inputs], step.attributes, step.results[0]) for step in steps],
+            [
+                (step.op, [place[value] for value in step.inputs], step.attributes, result.shape, result.dtype)
+                for step in steps
+                for result in step.results
+            ],
             [None if part is None else place[part] for part in parts],
             numbers,
         )
@@ -121,7 +127,7 @@ class _Derivatives:
         """The same steps on other values."""
         trace = self._trace
         values: list[Any] = [*given, *pattern.numbers]
-        for op, places, attributes, result in pattern.steps:
+        for op, places, attributes, shape, dtype in pattern.steps:
             inputs = tuple([values[place] for place in places])
-            values.append(trace.append(op, inputs, attributes, result.shape, result.dtype))
+            values.append(trace.append(op, inputs, attributes, shape, dtype))
         return [None if place is None else values[place] for place in pattern.parts]

@@ -98,7 +98,7 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool]) -> list[Step]:
     shows = shown.keys()
     for step in steps:
         read = [] if shows.isdisjoint(step.inputs) else [shown[value] for value in step.inputs if value in shown]
-        written = overwritten.get(step, ()) if not step.op.is_pure else ()
+        written = () if step.op.is_pure else overwritten[step]
         if step is moves_next:
             limits = [ready[value] for value in step.inputs]
             limits += [last_written[root] for root in read]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from mlcompute.compiler.context import Context
 from mlcompute.ops.op import TABLE, Step, Trace, Value
 
@@ -30,7 +32,7 @@ def transpose_matmul(steps: list[Step], context: Context) -> list[Step]:
     rewritten: list[Step] = []
     for step in steps:
         if step.op is _MATMUL and step.results[0] in swapped:
-            a, b = (_transposed(context.trace, value, step, rewritten, known) for value in step.inputs)
+            a, b = [_transposed(context.trace, value, step, rewritten, known) for value in step.inputs]
             result = swapped[step.results[0]].results
             rewritten.append(Step(step.op, (b, a), result, step.attributes, step.layer, step.phase))
         elif step not in gone:
@@ -38,6 +40,7 @@ def transpose_matmul(steps: list[Step], context: Context) -> list[Step]:
     return rewritten
 
 
+@functools.cache
 def _swapped(rank: int) -> tuple[int, ...]:
     return (*range(rank - 2), rank - 1, rank - 2)
 
@@ -47,6 +50,6 @@ def _transposed(trace: Trace, value: Value, step: Step, steps: list[Step], trans
     before = transposes.get(value)
     if before is not None and before.attributes["axes"] == axes:
         return before.inputs[0]  # two transposes cancel
-    result = trace.value(tuple(value.shape[axis] for axis in axes), value.dtype)
+    result = trace.value((*value.shape[:-2], value.shape[-1], value.shape[-2]), value.dtype)
     steps.append(Step(_TRANSPOSE, (value,), (result,), {"axes": axes}, step.layer, step.phase))
     return result

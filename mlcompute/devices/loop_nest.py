@@ -89,7 +89,13 @@ class Operands:
         found = self.views
         for step in steps:
             if step.op.is_view and (result := step.results[0]) in views:
-                found[result] = view_of(found.get(step.inputs[0]) or self[step.inputs[0]], step)
+                source = step.inputs[0]
+                shown = found.get(source)
+                if shown is None:
+                    base, (offset, strides) = source, _viewed(step, 0, dense_strides(source.shape))
+                else:
+                    base, (offset, strides) = shown.base, _viewed(step, shown.offset, shown.strides)
+                found[result] = Operand(base, offset, result.shape, strides, result.dtype)
 
     def __getitem__(self, value: Value) -> Operand:
         view = self.views.get(value)
@@ -137,8 +143,14 @@ def _broadcast(own_shape: Shape, own_strides: Strides, shape: Shape) -> Strides:
 
 def view_of(source: Operand, step: Step) -> Operand:
     """What a view step (reshape, transpose, slice, broadcast) shows of its source."""
-    result, a, name = step.results[0], step.attributes, step.op.name
-    offset, strides = source.offset, source.strides
+    result = step.results[0]
+    offset, strides = _viewed(step, source.offset, source.strides)
+    return Operand(source.base, offset, result.shape, strides, result.dtype)
+
+
+def _viewed(step: Step, offset: int, strides: Strides) -> tuple[int, Strides]:
+    """Offset and strides of a view, from those of its source."""
+    (source,), (result,), a, name = step.inputs, step.results, step.attributes, step.op.name
     if name == "reshape":
         strides = dense_strides(result.shape)
     elif name == "transpose":
@@ -150,7 +162,7 @@ def view_of(source: Operand, step: Step) -> Operand:
         extra = len(result.shape) - len(source.shape)
         repeated = zip(source.shape, result.shape[extra:], strides, strict=True)
         strides = (0,) * extra + tuple(0 if before != after else stride for before, after, stride in repeated)
-    return Operand(source.base, offset, result.shape, strides, result.dtype)
+    return offset, strides
 
 
 # Axes -----------------------------------------------------------------------------------------------------------------

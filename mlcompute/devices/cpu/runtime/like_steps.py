@@ -28,11 +28,11 @@ class Kind:
     """What steps that are alike have in common.
 
     entries   their kernels; None where there are none
-    places    for each of these, which values of a step are its bases
+    bound     each of these, and which values of a step are its bases
     """
 
     entries: Sequence[Entry] | None
-    places: list[list[int]] = field(default_factory=list)
+    bound: list[tuple[Entry, list[int]]] = field(default_factory=list)
 
     @functools.cached_property
     def texts(self) -> tuple[str, str]:
@@ -76,7 +76,7 @@ class LikeSteps:
         if workspace is not None:
             bases = [*bases, workspace]
             forms.append(workspace.nbytes)
-        attributes = self._attributes(step)
+        attributes = self._attributes(step) if step.attributes else ""
         same = () if len(set(bases)) == len(bases) else (_numbered(values), _numbered(bases))
         key = (step.op, attributes, same, *forms)
         kind = self._kinds.get(key)
@@ -87,10 +87,10 @@ class LikeSteps:
                 one.is_shareable and set(one.layout.bases) <= set(bases) for one in entries
             ):
                 self._kinds[key] = kind
-                kind.places = [[bases.index(base) for base in entry.layout.bases] for entry in entries]
+                kind.bound = [(entry, [bases.index(base) for base in entry.layout.bases]) for entry in entries]
             return kind, [KernelCall(entry, step, entry.layout.bases, entry.status) for entry in entries]
         calls = []
-        for entry, places in zip(kind.entries or (), kind.places, strict=True):
+        for entry, places in kind.bound:
             status = None if entry.status is None else self._status()
             calls.append(KernelCall(entry, step, [bases[place] for place in places], status))
         return kind, calls
@@ -105,8 +105,6 @@ class LikeSteps:
     def _attributes(self, step: Step) -> Hashable:
         """A step's attributes as a key; None where they cannot be compared."""
         attributes = step.attributes
-        if not attributes:
-            return ""
         if "steps" in attributes and attributes["inputs"] is step.inputs:
             return _inside(attributes)
         known = self._known.get(id(attributes))

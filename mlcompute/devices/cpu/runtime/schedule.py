@@ -77,12 +77,11 @@ def _barriers(calls: Sequence[KernelCall], touches: _Touches, alone: Sequence[bo
     """Before which calls all threads must synchronize: where one may touch memory another has not finished with."""
     waits: list[bool] = []
     failures = [False, False]  # may a call have failed since the last barrier: a shared one, one that is alone
-    touched = (_Touched(touches), _Touched(touches))  # since then, by shared calls and by those alone
+    shared, own = _Touched(touches), _Touched(touches)  # what was touched since then by shared calls, by those alone
     for call, single in zip(calls, alone, strict=True):
         # No parameter or state is changed before it is known that every kernel before it succeeded. The first thread
         # knows about those it ran alone.
         unknown = failures[0] or (failures[1] and not single)
-        shared, own = touched
         wait = (
             (unknown and not call.step.op.is_pure)
             or (shared.count > 0 and shared.conflicts(call, by_rows=not single))
@@ -94,7 +93,7 @@ def _barriers(calls: Sequence[KernelCall], touches: _Touches, alone: Sequence[bo
             shared.clear()
             own.clear()
             failures = [False, False]
-        touched[single].add(call)
+        (own if single else shared).add(call)
         if call.status is not None:
             failures[single] = True
     return waits
