@@ -344,14 +344,15 @@ class CpuExecutable(Executable):
 
     def _native(self, calls: list[KernelCall]) -> _Segment:
         threads = useful_threads(sum(call.entry.cost for call in calls), self._threads)
-        base, rows = address_of(self._words), []
-        for call, turn in zip(calls, schedule(calls, self.program, threads), strict=True):
-            status = 0 if call.status is None else address_of(call.status)
-            flush = FLUSH if call.step.phase == "update" else 0
-            rows.append((self._kernels[call.entry], base + 8 * call.start, turn | flush, status))
-            if turn & ALONE:
-                self.notes[call.step] = "one thread"
-        tape = np.array(rows, np.int64)
+        turns = schedule(calls, self.program, threads)
+        self.notes.update({call.step: "one thread" for call, turn in zip(calls, turns, strict=True) if turn & ALONE})
+        # Columns: the kernel, where its arguments lie, whether threads wait, where it says that it failed.
+        tape = np.zeros((len(calls), 4), np.int64)
+        tape[:, 0] = [self._kernels[call.entry] for call in calls]
+        tape[:, 1] = address_of(self._words) + 8 * np.array([call.start for call in calls], np.int64)
+        tape[:, 2] = turns
+        tape[:, 2] |= np.array([FLUSH if call.step.phase == "update" else 0 for call in calls], np.int64)
+        tape[:, 3] = [0 if call.status is None else address_of(call.status) for call in calls]
         library = onednn.load()
         first_product.wait()
         openmp = (library.omp_get_max_threads, library.omp_set_num_threads) if library is not None else (0, 0)

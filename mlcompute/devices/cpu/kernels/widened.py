@@ -19,13 +19,8 @@ Measure = Callable[[Step], int]
 def has_bfloat16(step: Step) -> bool:
     """Does a step read or write bfloat16?"""
     # By the one type of nearly all values first, written out: large programs ask this of every step.
-    for value in step.inputs:
-        if value.dtype is not FLOAT32 and is_bfloat16(value.dtype):
-            return True
-    for value in step.results:
-        if value.dtype is not FLOAT32 and is_bfloat16(value.dtype):
-            return True
-    return False
+    other = [value.dtype for value in step.inputs + step.results if value.dtype is not FLOAT32]
+    return bool(other) and any(map(is_bfloat16, other))
 
 
 def widened(step: Step) -> Step:

@@ -132,14 +132,17 @@ def _inside(attributes: dict[str, Any]) -> Hashable:
     others: str | None = ""
     if not attributes.keys() <= _INSIDE:
         others = _printed({name: value for name, value in attributes.items() if name not in _INSIDE})
+    if others is None:
+        return None
     numbers = {value: number for number, value in enumerate(dict.fromkeys(attributes["inputs"]))}
-    found: list[Hashable] = []
+    found: list[Hashable] = [others]
     for step in attributes["steps"]:
         printed = _printed(step.attributes) if step.attributes else ""
-        if printed is None or others is None:
+        if printed is None:
             return None
-        found += (step.op, printed, tuple([numbers[value] for value in step.inputs]))
+        found += (step.op, printed)
+        found += [numbers[value] for value in step.inputs]
         for value in step.results:
             numbers[value] = len(numbers)
             found += (value.shape, value.dtype)
-    return others, tuple(found), tuple([numbers[value] for value in attributes["stored"]])
+    return tuple(found), tuple([numbers[value] for value in attributes["stored"]])

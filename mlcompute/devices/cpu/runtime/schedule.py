@@ -37,13 +37,13 @@ def useful_threads(cost: float, threads: int) -> int:
 
 def schedule(calls: Sequence[KernelCall], program: Program, threads: int) -> list[int]:
     """For every call, whether threads wait before it (`WAIT`) and whether only the first runs it (`ALONE`)."""
-    touches = _Touches(program, threads)
-    waits = _barriers(calls, touches, [False] * len(calls))
+    touches = _touches(calls, threads)
+    waits = _barriers(calls, touches, program, [False] * len(calls))
     if threads == 1:
         return [WAIT * wait for wait in waits]
     alone = _small_chains(calls, waits, threads)
     if any(alone):
-        waits = _barriers(calls, touches, alone)
+        waits = _barriers(calls, touches, program, alone)
     return [WAIT * wait + ALONE * single for wait, single in zip(waits, alone, strict=True)]
 
 
@@ -73,19 +73,21 @@ def _small_chains(calls: Sequence[KernelCall], waits: Sequence[bool], threads: i
     return alone
 
 
-def _barriers(calls: Sequence[KernelCall], touches: _Touches, alone: Sequence[bool]) -> list[bool]:
+def _barriers(
+    calls: Sequence[KernelCall], touches: Sequence[_Touches], program: Program, alone: Sequence[bool]
+) -> list[bool]:
     """Before which calls all threads must synchronize: where one may touch memory another has not finished with."""
     waits: list[bool] = []
     failures = [False, False]  # may a call have failed since the last barrier: a shared one, one that is alone
-    shared, own = _Touched(touches), _Touched(touches)  # what was touched since then by shared calls, by those alone
-    for call, single in zip(calls, alone, strict=True):
+    shared, own = _Touched(program), _Touched(program)  # what was touched since then by shared calls, by those alone
+    for call, mine, single in zip(calls, touches, alone, strict=True):
         # No parameter or state is changed before it is known that every kernel before it succeeded. The first thread
         # knows about those it ran alone.
         unknown = failures[0] or (failures[1] and not single)
         wait = (
             (unknown and not call.step.op.is_pure)
-            or (shared.count > 0 and shared.conflicts(call, by_rows=not single))
-            or (own.count > 0 and not single and own.conflicts(call, by_rows=False))
+            or (shared.count > 0 and shared.conflicts(call, mine, by_rows=not single))
+            or (not single and own.count > 0 and own.conflicts(call, mine, by_rows=False))
             or shared.count + own.count > _MOST_TOUCHED
         )
         waits.append(wait)
@@ -93,50 +95,14 @@ def _barriers(calls: Sequence[KernelCall], touches: _Touches, alone: Sequence[bo
             shared.clear()
             own.clear()
             failures = [False, False]
-        (own if single else shared).add(call)
+        (own if single else shared).add(call, mine)
         if call.status is not None:
             failures[single] = True
     return waits
 
 
-class _Touches:
-    """What each call touches: in the arena, or (as a made-up range) in a base of its own."""
-
-    def __init__(self, program: Program, threads: int) -> None:
-        self._placements, self._threads = program.plan.placements, threads
-        self._entries: dict[Entry, _EntryTouches] = {}
-
-    def of_entry(self, entry: Entry) -> _EntryTouches:
-        """What all calls of an entry have in common."""
-        found = self._entries.get(entry)
-        if found is None:
-            parts = []
-            for base, written, rows, rows_for, offset, nbytes, is_array in entry.layout.touches:
-                own = rows if rows_for in (0, self._threads) and (is_array or offset == 0) else 0
-                parts.append((base, written, own, nbytes, offset if is_array else -1))
-            bases = list(dict.fromkeys(part[0] for part in parts))
-            anywhere = [base for base, written, own, _, offset in parts if written and not own and offset < 0]
-            found = self._entries[entry] = _EntryTouches(parts, bases, anywhere)
-        return found
-
-    def of(self, call: KernelCall) -> list[_Touch]:
-        """What one call touches."""
-        found: list[_Touch] = []
-        for number, written, own, nbytes, offset in self.of_entry(call.entry).parts:
-            base = call.bases[number]
-            place = self._placements.get(base)
-            if place is None:
-                begin, end = -1 - base.index, -base.index
-            elif offset < 0:
-                begin, end = place.offset, place.offset + place.nbytes
-            else:
-                begin, end = place.offset + offset, place.offset + offset + nbytes
-            found.append((written, begin, end, own, nbytes))
-        return found
-
-
-class _EntryTouches(NamedTuple):
-    """What an entry touches, by the numbers of its bases.
+class _Touches(NamedTuple):
+    """What calls of an entry touch, by the numbers of its bases.
 
     parts      base, is it written, rows that threads own, bytes, offset in the base (-1: all of it)
     bases      every base once
@@ -148,17 +114,32 @@ class _EntryTouches(NamedTuple):
     anywhere: list[int]
 
 
-class _Touched:
-    """What calls have touched since the last barrier."""
+def _touches(calls: Sequence[KernelCall], threads: int) -> list[_Touches]:
+    """What each call touches; calls of one entry share it."""
+    entries: dict[Entry, _Touches] = {}
+    for entry in dict.fromkeys([call.entry for call in calls]):
+        parts = []
+        for base, written, rows, rows_for, offset, nbytes, is_array in entry.layout.touches:
+            own = rows if rows_for in (0, threads) and (is_array or offset == 0) else 0
+            parts.append((base, written, own, nbytes, offset if is_array else -1))
+        bases = list(dict.fromkeys(part[0] for part in parts))
+        anywhere = [base for base, written, own, _, offset in parts if written and not own and offset < 0]
+        entries[entry] = _Touches(parts, bases, anywhere)
+    return [entries[call.entry] for call in calls]
 
-    def __init__(self, touches: _Touches) -> None:
-        self._touches = touches
+
+class _Touched:
+    """What calls have touched since the last barrier. It is looked at only as closely as the next call asks for."""
+
+    def __init__(self, program: Program) -> None:
+        self._placements = program.plan.placements
+        #: How many pieces of memory.
         self.count = 0
+        self._new: list[tuple[KernelCall, _Touches]] = []
         #: Bases that were written: whoever touches one of them must wait. Most calls read what the one before wrote.
         self._written: set[Value] = set()
-        #: Calls that were not looked at any closer so far.
-        self._calls: list[KernelCall] = []
-        #: What the others touched: in the arena, and outside of it, where bases have nothing in common, by base.
+        self._seen: list[tuple[KernelCall, _Touches]] = []
+        #: What calls touched in the arena, and outside of it, where bases have nothing in common, by base.
         self._inside: list[_Touch] = []
         self._outside: dict[int, list[_Touch]] = {}
 
@@ -166,29 +147,34 @@ class _Touched:
         """All threads have met."""
         if self.count:
             self.count = 0
+            self._new, self._seen = [], []
             self._written.clear()
-            self._calls.clear()
             self._inside.clear()
             self._outside.clear()
 
-    def add(self, call: KernelCall) -> None:
+    def add(self, call: KernelCall, touches: _Touches) -> None:
         """Remember what one more call touches."""
-        parts, _, anywhere = self._touches.of_entry(call.entry)
-        self.count += len(parts)
-        self._calls.append(call)
-        for number in anywhere:
-            self._written.add(call.bases[number])
+        self.count += len(touches.parts)
+        self._new.append((call, touches))
 
-    def conflicts(self, call: KernelCall, by_rows: bool) -> bool:
+    def conflicts(self, call: KernelCall, touches: _Touches, by_rows: bool) -> bool:
         """Do calls touch the same bytes, one of them writing? `by_rows`: other than each thread in rows of its own."""
         bases, before = call.bases, self._written
-        for number in self._touches.of_entry(call.entry).bases:
+        for one, others in self._new:
+            for number in others.anywhere:
+                before.add(one.bases[number])
+        self._seen += self._new
+        self._new = []
+        for number in touches.bases:
             if bases[number] in before:
                 return True
-        self._look_closer()
-        for written, begin, end, rows, nbytes in self._touches.of(call):
-            others = self._inside if begin >= 0 else self._outside.get(begin, ())
-            for was_written, other_begin, other_end, other_rows, other_nbytes in others:
+        for one, others in self._seen:
+            for touch in self._ranges(one, others):
+                (self._inside if touch[1] >= 0 else self._outside.setdefault(touch[1], [])).append(touch)
+        self._seen = []
+        for written, begin, end, rows, nbytes in self._ranges(call, touches):
+            near = self._inside if begin >= 0 else self._outside.get(begin, ())
+            for was_written, other_begin, other_end, other_rows, other_nbytes in near:
                 if (written or was_written) and begin < other_end and other_begin < end:
                     # Threads that share the same rows of the same bytes only touch their own work.
                     own = rows and rows == other_rows and begin == other_begin and nbytes == other_nbytes
@@ -196,8 +182,17 @@ class _Touched:
                         return True
         return False
 
-    def _look_closer(self) -> None:
-        for call in self._calls:
-            for touch in self._touches.of(call):
-                (self._inside if touch[1] >= 0 else self._outside.setdefault(touch[1], [])).append(touch)
-        self._calls.clear()
+    def _ranges(self, call: KernelCall, touches: _Touches) -> list[_Touch]:
+        """What a call touches in the arena, or (as a made-up range) in a base of its own."""
+        found: list[_Touch] = []
+        for number, written, own, nbytes, offset in touches.parts:
+            base = call.bases[number]
+            place = self._placements.get(base)
+            if place is None:
+                begin, end = -1 - base.index, -base.index
+            elif offset < 0:
+                begin, end = place.offset, place.offset + place.nbytes
+            else:
+                begin, end = place.offset + offset, place.offset + offset + nbytes
+            found.append((written, begin, end, own, nbytes))
+        return found
