@@ -134,6 +134,8 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool]) -> list[Step]:
 
 def _as_late_as_useful(moving: list[Step], shown: dict[Value, Value], slots: list[int], latest: list[int]) -> None:
     """Delay each step to its first consumer (and to no overwriting of what it reads): results live shorter."""
+    if not any(step.op.is_pure for step in moving):
+        return  # they only overwrite
     needed: dict[Value, int] = {}
     overwritten: dict[Value, int] = {}
     for index in range(len(moving) - 1, -1, -1):

@@ -7,7 +7,7 @@ Every op says three things in one place: the shape of its result, its NumPy mean
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -144,6 +144,7 @@ class Trace:
     phase: str = "forward"
     _count: int = 0
     _numbers: dict[tuple[object, np.dtype[Any]], Value] = field(default_factory=dict)
+    _types: dict[Hashable, ArrayType | tuple[ArrayType, ...]] = field(default_factory=dict)
 
     def value(self, shape: Iterable[int], dtype: np.dtype[Any], kind: str = "temporary", label: str = "") -> Value:
         self._count += 1
@@ -159,7 +160,7 @@ class Trace:
 
     def clear(self) -> None:
         """Forget everything. Values point to their trace; emptied, it does not point back and goes with the last."""
-        self.steps, self.constants, self._numbers = [], {}, {}
+        self.steps, self.constants, self._numbers, self._types = [], {}, {}, {}
 
     def number(self, number: float, dtype: np.dtype[Any]) -> Value:
         """A scalar constant; the same value for the same number."""
@@ -170,12 +171,25 @@ class Trace:
         return found
 
     def add(self, op: Op, inputs: tuple[Value, ...], attributes: dict[str, Any]) -> tuple[Value, ...]:
-        types = op.result(*inputs, **attributes)
+        types = self._result(op, inputs, attributes)
         if isinstance(types, ArrayType):
             return (self.append(op, inputs, attributes, *types),)
         results = tuple([self.value(type_.shape, type_.dtype) for type_ in types])
         self.steps.append(Step(op, inputs, results, attributes, self.layer, self.phase))
         return results
+
+    def _result(
+        self, op: Op, inputs: tuple[Value, ...], attributes: dict[str, Any]
+    ) -> ArrayType | tuple[ArrayType, ...]:
+        """The op's rule, asked once for inputs of the same types."""
+        key = (op, *[(value.shape, value.dtype) for value in inputs], *attributes.items())
+        try:
+            known = self._types.get(key)
+        except TypeError:  # attributes that cannot be compared
+            return op.result(*inputs, **attributes)
+        if known is None:
+            known = self._types[key] = op.result(*inputs, **attributes)
+        return known
 
     def append(
         self, op: Op, inputs: tuple[Value, ...], attributes: dict[str, Any], shape: Shape, dtype: np.dtype[Any]

@@ -211,15 +211,15 @@ def _look_for_other_devices(tensor: Tensor, compiled: CompiledGraph) -> None:
             compiled.crosses_devices = others.crosses_devices = True
 
 
-def _resident_tensors(session: Session, request: Request) -> set[Tensor]:
-    outputs = session.definition.declared.outputs.values()
-    tensors = {result for node in request.nodes for result in node.results} | {*outputs}
+def _resident_tensors(session: Session, request: Request) -> dict[Tensor, None]:
+    tensors = dict.fromkeys(session.definition.declared.outputs.values())
     if request.total is not None:
-        tensors.add(request.total)
+        tensors[request.total] = None
     for node in request.nodes:
-        tensors.update(slot.tensor for slot in node.layer.parameters.values())
-        tensors.update(node.layer.statistics.values())
-        tensors.update(source for source in node.sources if source.keeps_data)
+        own = [slot.tensor for slot in node.layer.parameters.values()]
+        read = [source for source in node.sources if source.keeps_data]
+        for tensor in (*node.results, *own, *node.layer.statistics.values(), *read):
+            tensors[tensor] = None
     return tensors
 
 
