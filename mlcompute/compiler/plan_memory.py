@@ -208,11 +208,12 @@ def _lifetimes(steps: list[Step], plan: MemoryPlan, keep: AbstractSet[Value], re
     end = len(steps)  # past the last step: never given back, never taken over
     for index, step in enumerate(steps):
         for value in step.inputs:
-            base = views.get(value, value)
-            if base in last:
-                last[base] = index
-                if rerunnable and phase[base] != step.phase:
-                    stays.append(base)
+            if value.kind == "temporary":
+                base = views.get(value, value)
+                if base in last:
+                    last[base] = index
+                    if rerunnable and phase[base] != step.phase:
+                        stays.append(base)
         for value in step.results:
             if value.kind == "temporary" and value not in views:
                 last[value] = index

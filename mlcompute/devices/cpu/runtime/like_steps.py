@@ -64,17 +64,18 @@ class LikeSteps:
     def calls(self, step: Step, make: Maker) -> tuple[Kind, list[KernelCall]]:
         """What a step has in common with others, and the calls it comes to."""
         views, values = self._operands.views, step.inputs + step.results
-        bases: Sequence[Value] = values
+        bases = list(values)
         forms: list[Hashable] = [value.shape for value in values]
         forms += [value.dtype for value in values]
         if not views.keys().isdisjoint(values):
-            shown = {place: views[value] for place, value in enumerate(values) if value in views}
-            bases = [shown[place].base if place in shown else value for place, value in enumerate(values)]
-            for place, view in shown.items():
-                forms += (place, view.offset, view.strides)
+            for place, value in enumerate(values):
+                if value in views:
+                    view = views[value]
+                    bases[place] = view.base
+                    forms += (place, view.offset, view.strides)
         workspace = self._workspaces.get(step)
         if workspace is not None:
-            bases = [*bases, workspace]
+            bases.append(workspace)
             forms.append(workspace.nbytes)
         attributes = self._attributes(step) if step.attributes else ""
         same = () if len(set(bases)) == len(bases) else (_numbered(values), _numbered(bases))
