@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mlcompute as mlc
 from mlcompute import ops
 from mlcompute.compiler.fuse_activations import fuse_activations
 from mlcompute.compiler.fuse_bias_gradient import fuse_bias_gradient
@@ -160,6 +161,44 @@ def test_small_products_by_our_own_kernel(kind: str, shape: tuple[int, int, int]
     assert kernels.split(", ") == [*names, *(["small matmul with ReLU gradient"] if kind == "slope" else [])]
     assert np.isnan(found[0][0]).all()
     for one, other in zip(found, apart, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def _trained(engine: Engine, sizes: Sequence[int], batch: int, one_call: bool) -> tuple[list[Array], str]:
+    """Parameters of an MLP with ReLU after two steps, in one call or pass by pass; and the program of one call."""
+    x, t = mlc.Tensor(shape=(batch, sizes[0])), mlc.Tensor(shape=(batch,), data_type=mlc.DataType.INT32)
+    graph, source, parameters = mlc.Graph(), x, []
+    for number, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
+        scale = np.float32(np.sqrt(2 / fan_in))
+        weights = mlc.Tensor(data=scale * numbers(fan_out, fan_in, seed=number))
+        biases = mlc.Tensor(data=np.float32(0.1) * numbers(fan_out, seed=10 + number))
+        parameters += [weights, biases]
+        shape = mlc.ConvolutionDescriptor(input_feature_channel_count=fan_in, output_feature_channel_count=fan_out)
+        source = graph.node(mlc.FullyConnectedLayer(weights, biases, shape), source=source)
+        if number < len(sizes) - 2:
+            source = graph.node(mlc.ActivationLayer.relu(), source=source)
+    loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, class_axis=-1)
+    training = mlc.TrainingGraph([graph], loss, mlc.SGDOptimizer(learning_rate=0.1))
+    training.add_inputs({"x": x}, {"t": t})
+    training.compile(device=mlc.Device(engine=engine))
+    data, labels = numbers(batch, sizes[0], seed=20), np.arange(batch, dtype=np.int32) % sizes[-1]
+    for _ in range(2):
+        if one_call:
+            training.execute({"x": data}, {"t": labels}, options=mlc.ExecutionOptions.SYNCHRONOUS)
+            continue
+        training.bind_and_write_data({"x": data, "t": labels}, for_inputs={"x": x, "t": t}, to=training.device)
+        training.execute_forward()
+        training.execute_gradient()
+        training.execute_optimizer_update(options=mlc.ExecutionOptions.SYNCHRONOUS)
+    return [np.array(tensor.data) for tensor in parameters], str(training.programs[f"fused {batch}"])
+
+
+def test_a_step_in_one_call_gives_the_bits_of_its_passes() -> None:
+    sizes = (20, 24, 16, 5)
+    (found, program), (expected, _) = (_trained(emulated(), sizes, 12, one_call) for one_call in (True, False))
+    assert "small matmul with bias and ReLU" in program
+    assert "small matmul with ReLU gradient" in program
+    for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -317,6 +356,18 @@ def test_products_on_a_gpu(kind: str, shape: tuple[int, int, int], precision: st
         if not narrow and "bias gradient" not in kind:
             for one, other in zip(found, apart, strict=True):
                 np.testing.assert_array_equal(one, other, err_msg=kernels)
+
+
+@pytest.mark.parametrize("precision", ["high", "highest"])
+@pytest.mark.parametrize("shape", [((20, 24, 16, 5), 12), ((512, 1024, 768, 10), 2048)])
+def test_a_step_in_one_call_gives_the_bits_of_its_passes_on_a_gpu(
+    shape: tuple[tuple[int, ...], int], precision: str
+) -> None:
+    with multiplied(precision):
+        (found, program), (expected, _) = (_trained(gpu(), *shape, one_call) for one_call in (True, False))
+    assert "with bias and ReLU" in program
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "high", "highest"])
