@@ -132,7 +132,7 @@ def measure_network(name: str, repeats: int = 300) -> None:
         machines = size // len(group.exchange.machine)
         expected = seconds(nbytes / (size // machines), machines, MACHINE)
         print(
-            f"{name}, {nbytes} bytes, {size} processes on {machines} machines: "
+            f"{name}, {nbytes} bytes, {size} processes on {machines} machine{'s' * (machines > 1)}: "
             f"measured {statistics.median(times) * 1e3:.3f} ms, formula for what is sent {expected * 1e3:.3f} ms"
         )
 

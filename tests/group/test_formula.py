@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.exchange import CLUSTER, MACHINE, MEASURED, fitted, in_two_levels, seconds, table
+from benchmarks.exchange import CLUSTER, MACHINE, MEASURED, fitted, in_two_levels, measure_network, seconds, table
 
 
 @pytest.mark.parametrize("processes", MEASURED)
@@ -22,3 +22,8 @@ def test_two_levels_pay_with_many_processes():
     text = (Path(__file__).parents[2] / "docs" / "many-processes.md").read_text()
     for line in table().splitlines():
         assert line in text
+
+
+def test_the_exchange_of_a_network_is_measured(capsys):
+    measure_network("mlp1", repeats=2)
+    assert "mlp1, 408576 bytes, 1 processes on 1 machine: measured " in capsys.readouterr().out
