@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlcompute.compiler.attention_by_token import BY_TOKEN, BY_TOKEN_GRADIENT
 from mlcompute.devices.cpu.kernels.attention import KERNELS, WORKSPACES
 from mlcompute.ops import emit, emit_all, transpose
 from mlcompute.ops.op import TABLE, Array, Value
@@ -68,6 +69,25 @@ def test_forward_and_back(sizes: tuple[int, ...], mask: str, keep: bool) -> None
     Bench(KERNELS, "attention_gradient", arrays, attributes, workspaces=WORKSPACES).check(close)
     if mask != "none":
         Bench(KERNELS, "attention_mask_gradient", arrays, attributes, workspaces=WORKSPACES).check(close)
+
+
+@pytest.mark.parametrize("mask", ["none", "plane", "all"])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_by_token(sizes: tuple[int, ...], mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits in another order, and the logarithms of the softmax's denominators."""
+    for op in (BY_TOKEN, BY_TOKEN_GRADIENT):
+        monkeypatch.setitem(TABLE, op.name, op)
+    arrays, attributes = arrays_of(sizes, mask), attributes_of(sizes, mask)
+    forward = Bench(KERNELS, "attention_by_token", arrays[1:], attributes, workspaces=WORKSPACES)
+    y, logs = forward.check(close)
+    given = [arrays[0], y, logs, *arrays[1:]]
+    backward = Bench(KERNELS, "attention_by_token_gradient", given, attributes, workspaces=WORKSPACES)
+    by_head = [
+        *Bench(KERNELS, "attention", arrays[1:], attributes, workspaces=WORKSPACES).run(),
+        *Bench(KERNELS, "attention_gradient", arrays, attributes, workspaces=WORKSPACES).run(),
+    ]
+    for found, expected in zip([y, *backward.check(close)], by_head, strict=True):
+        np.testing.assert_array_equal(found, expected.transpose(0, 2, 1, 3))
 
 
 @pytest.mark.parametrize("axes", [(0, 2, 1, 3), (0, 1, 3, 2), (1, 0, 2, 3)])

@@ -1,7 +1,8 @@
 """Attention and its gradients: threads share the heads of all samples; a block of queries at a time stays in the cache.
 
 Per sample and head the keys and values are packed once; per block of queries the scores, their softmax and what follows
-are computed in a workspace of the thread's own. Matrices are multiplied by `packed_gemm`, which reads q, k, v in place.
+are computed in a workspace of the thread's own. Matrices are multiplied by `packed_gemm`, which reads q, k, v in place,
+and writes results token by token where that is asked for (`attention_by_token`).
 
 Keys that a mask over all heads forbids to every query of a block, as a causal one does, are left out where no others
 come after them. Their probabilities are 0, and so many are left out that sums keep their order: no bit depends on it.
@@ -24,7 +25,7 @@ from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.codegen.combiners import MAX_SKIPPING_NAN, SUM, LineReduction, Term
 from mlcompute.devices.cpu.codegen.loops import Line, Variable, share_units, splat, splat_constant, vector_loop
-from mlcompute.devices.cpu.codegen.math import exp
+from mlcompute.devices.cpu.codegen.math import exp, log
 from mlcompute.devices.cpu.codegen.simd import SimdValue, literal, select
 from mlcompute.devices.cpu.gemm.packed_gemm import (
     FLOPS_PER_NS,
@@ -66,7 +67,7 @@ class _Sizes:
 
     @classmethod
     def of(cls, step: Step) -> _Sizes:
-        q, k, v = step.inputs[:3] if step.op.name == "attention" else step.inputs[1:4]
+        q, k, v = step.inputs[_first(step) : _first(step) + 3]
         (samples, heads, queries, width), keys = q.shape, k.shape[2]
         tiles = max(2, _BLOCK_SCORES // (12 * padded(keys)))
         if _has_mask_of_pairs(step):
@@ -84,6 +85,15 @@ class _Sizes:
         return scores * (2.0 * passes * (self.width + self.value_width) / FLOPS_PER_NS + 1.0)
 
 
+def _first(step: Step) -> int:
+    """Which input q is; k, v, mask and keep follow it."""
+    return {"attention": 0, "attention_by_token": 0, "attention_by_token_gradient": 3}.get(step.op.name, 1)
+
+
+def _is_by_token(step: Step) -> bool:
+    return step.op.name in ("attention_by_token", "attention_by_token_gradient")
+
+
 def _four(mask: Shape) -> Shape:
     """A mask's extents as (n, heads, l, s)."""
     return (1,) * (4 - len(mask)) + mask
@@ -93,7 +103,7 @@ def _has_mask_of_pairs(step: Step) -> bool:
     """Is there a mask of queries and keys that all heads of all samples share? It may be a causal one."""
     if not step.attributes["has_mask"] or step.op.name == "attention_mask_gradient":
         return False
-    mask = _four(step.inputs[3 if step.op.name == "attention" else 4].shape)
+    mask = _four(step.inputs[_first(step) + 3].shape)
     return mask[:2] == (1, 1) and mask[2] > 1 and mask[3] > _KEYS_AT_ONCE
 
 
@@ -113,7 +123,7 @@ def _parts(step: Step) -> dict[str, int]:
 
 
 def _matrices(step: Step, s: _Sizes) -> dict[str, int]:
-    if step.op.name == "attention":
+    if step.op.name in ("attention", "attention_by_token"):
         return {
             "keys": padded(s.keys) * s.width,
             "values": padded(s.value_width) * s.keys,
@@ -251,43 +261,56 @@ class _Kernel:
         """Sample and head."""
         return self.code.div(number, self.heads), self.code.rem(number, self.heads)
 
-    def result(self, operand: Operand, rows: str, width: str) -> DenseArray:
-        return DenseArray(self.code, self.args.pointer(operand), (self.heads, rows, width))
+    def result(self, operand: Operand, rows: str, width: str) -> _Result:
+        return _Result(self, self.args.pointer(operand), rows, width, _is_by_token(self.step))
+
+    def logs(self, operand: Operand) -> DenseArray:
+        """Logarithms of the softmax's denominators, (n, heads, l)."""
+        return DenseArray(self.code, self.args.pointer(operand), (self.heads, self.queries))
 
     def line(self, block: str, row: str) -> Line:
         """Scores of one query."""
         return Line(self.code, self.code.at(block, self.code.mul(row, self.padded_keys), "float"), "float")
 
+    def _scored(self, unit: tuple[str, str], query: str) -> Term:
+        """scale scores + mask of one query."""
+        added = self.mask.reader(*unit, query) if self.mask is not None else None
+        scale = splat(SimdValue(self.code, self.scale, "float", 1))
+
+        def term(element: SimdValue, index: str, mask: str | None) -> SimdValue:
+            value = element * scale
+            return value if added is None else value + added(index, mask)
+
+        return term
+
     def probabilities(
-        self, block: str, rows: str, unit: tuple[str, str], first: str, keys: str, drops: bool = False
+        self,
+        block: str,
+        rows: str,
+        unit: tuple[str, str],
+        first: str,
+        keys: str,
+        drops: bool = False,
+        logs: DenseArray | None = None,
     ) -> None:
-        """softmax(scale scores + mask) of some queries, in place; dropped out if wanted.
+        """softmax(scale scores + mask) of some queries, in place; dropped out if wanted; `logs` to be written.
 
         A few queries go through each of three passes together, so that the core need not wait at the end of every
         line for its maximum and its sum.
         """
         code = self.code
-        scale = splat(SimdValue(code, self.scale, "float", 1))
         largest, shares = (code.variable(f"[{_TOGETHER} x float]", "undef") for _ in range(2))
         with code.loop(0, rows, _TOGETHER) as start:
             end = code.minimum(code.add(start, _TOGETHER), rows)
 
-            def score(row: str) -> Term:
-                added = self.mask.reader(*unit, code.add(first, row)) if self.mask is not None else None
-
-                def term(element: SimdValue, index: str, mask: str | None) -> SimdValue:
-                    value = element * scale
-                    return value if added is None else value + added(index, mask)
-
-                return term
-
             with code.loop(start, end) as row:
                 found = LineReduction(code, MAX_SKIPPING_NAN)
-                found.add(self.line(block, row), keys, score(row))
+                found.add(self.line(block, row), keys, self._scored(unit, code.add(first, row)))
                 Line(code, largest, "float").store(code.sub(row, start), found.result())
             with code.loop(start, end) as row:
-                line, scored = self.line(block, row), score(row)
-                offset = splat(Line(code, largest, "float").load(code.sub(row, start), lanes=1))
+                line, scored = self.line(block, row), self._scored(unit, code.add(first, row))
+                most = Line(code, largest, "float").load(code.sub(row, start), lanes=1)
+                offset = splat(most)
 
                 def power(element: SimdValue, index: str, mask: str | None) -> SimdValue:
                     difference = scored(element, index, mask) - offset
@@ -297,7 +320,13 @@ class _Kernel:
 
                 found = LineReduction(code, SUM)
                 found.add(line, keys, power)
-                Line(code, shares, "float").store(code.sub(row, start), 1.0 / found.result())
+                total = found.result()
+                Line(code, shares, "float").store(code.sub(row, start), 1.0 / total)
+                if logs is not None:
+                    logarithm = SimdValue(code, log(code, total.name, 1), "float", 1)
+                    # Of a query that may look at nothing it is that of 0.
+                    logarithm = select(most > -math.inf, most + logarithm, most)
+                    Line(code, logs.address(*unit, code.add(first, row)), "float").store(0, logarithm)
             with code.loop(start, end) as row:
                 share = splat(Line(code, shares, "float").load(code.sub(row, start), lanes=1))
                 self.multiply(self.line(block, row), unit, code.add(first, row), keys, share, drops)
@@ -359,6 +388,33 @@ class _Kernel:
         )
 
 
+@dataclass(frozen=True)
+class _Result:
+    """A result (n, heads, rows, width), or (n, rows, heads, width) by token, in memory."""
+
+    kernel: _Kernel
+    pointer: str
+    rows: str
+    width: str
+    by_token: bool
+
+    @property
+    def stride(self) -> str:
+        """From row to row of a sample's head."""
+        return self.kernel.code.mul(self.kernel.heads, self.width) if self.by_token else self.width
+
+    def address(self, unit: tuple[str, str], row: str = "0") -> str:
+        """Of a row of a sample's head."""
+        extents = (self.rows, self.kernel.heads) if self.by_token else (self.kernel.heads, self.rows)
+        (sample, head), array = unit, DenseArray(self.kernel.code, self.pointer, (*extents, self.width))
+        return array.address(sample, row, head) if self.by_token else array.address(sample, head, row)
+
+    def clear(self, unit: tuple[str, str]) -> None:
+        """Zero all rows of a sample's head."""
+        with self.kernel.code.loop(0, self.rows) as row:
+            self.kernel.clear(self.address(unit, row), self.width)
+
+
 def _inputs(step: Step, operands: Operands) -> list[Operand] | None:
     """The operands, if the kernels can read them all."""
     found = [operands[value] for value in step.inputs]
@@ -372,12 +428,13 @@ def supports_attention(step: Step) -> bool:
 
 def reads_attention(step: Step, operands: Operands) -> bool:
     """Can all matrices be packed?"""
-    matrices = step.inputs[: 3 if step.op.name == "attention" else 4]
+    first = _first(step)
+    matrices = [*step.inputs[first : first + 3], *(step.inputs[:1] if first else ())]
     return all(_can_pack(operands[value]) for value in matrices)
 
 
 def attention_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
-    """q, k, v, mask, keep -> y"""
+    """q, k, v, mask, keep -> y (and logs)"""
     inputs = _inputs(step, operands)
     if inputs is None:
         return None
@@ -386,8 +443,9 @@ def attention_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     keys = _Packer(args, inputs[1], kernel.k, transposed=True)
     values = _Packer(args, inputs[2], kernel.v, transposed=False)
     by_keys, by_values = args.pointer(packed_gemm(s.keys)), args.pointer(packed_gemm(s.value_width))
-    target = operands[step.results[0]]
-    y = kernel.result(target, kernel.queries, kernel.value_width)
+    targets = [operands[value] for value in step.results]
+    y = kernel.result(targets[0], kernel.queries, kernel.value_width)
+    logs = kernel.logs(targets[1]) if len(targets) > 1 else None
     with code.loop(kernel.begin, kernel.end) as number:
         unit = kernel.unit(number)
         keys.pack(unit, 0, kernel.keys, memory["keys"])
@@ -397,18 +455,22 @@ def attention_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
             limit, filled = kernel.limit(first)
             scores = memory["scores"]
             kernel.scores(by_keys, rows, kernel.q, unit, first, kernel.width, memory["keys"], scores, filled)
-            kernel.probabilities(scores, rows, unit, first, limit, drops=True)
+            kernel.probabilities(scores, rows, unit, first, limit, drops=True, logs=logs)
             extents, a = (rows, kernel.value_width, limit), (scores, kernel.padded_keys, 1)
-            target_lines = (y.address(*unit, first), kernel.value_width)
+            target_lines = (y.address(unit, first), y.stride)
             call_packed_gemm(code, by_values, extents, a, memory["values"], target_lines, packed_depth=kernel.keys)
-    return [kernel.entry(inputs, [target], "attention", 1.0)]
+    return [kernel.entry(inputs, targets, "attention", 1.0)]
 
 
 def attention_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
-    """dy, q, k, v, mask, keep -> dq, dk, dv"""
+    """dy, q, k, v, mask, keep -> dq, dk, dv
+
+    By token, y and logs follow dy. They are not read: a score minus a logarithm loses digits where scores are large.
+    """
     inputs = _inputs(step, operands)
     if inputs is None:
         return None
+    inputs = [inputs[0], *inputs[_first(step) :]]
     kernel = _Kernel(step, operands, inputs[1:])
     code, args, s, memory = kernel.code, kernel.args, kernel.sizes, kernel.memory
     dy = StridedArray.of(args, inputs[0])
@@ -426,8 +488,8 @@ def attention_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry
         for packer, name in ((keys, "keys"), (values, "values"), (key_rows, "key rows")):
             packer.pack(unit, 0, kernel.keys, memory[name])
         if kernel.skips_keys:  # the first block may not reach them all
-            kernel.clear(dk.address(*unit), code.mul(kernel.keys, kernel.width))
-            kernel.clear(dv.address(*unit), code.mul(kernel.keys, kernel.value_width))
+            dk.clear(unit)
+            dv.clear(unit)
         with code.loop(0, kernel.queries, kernel.block) as first:
             rows = code.minimum(kernel.block, code.sub(kernel.queries, first))
             limit, filled = kernel.limit(first)
@@ -445,15 +507,15 @@ def attention_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry
             transposed = ("1", kernel.padded_keys)
             call_packed_gemm(
                 code, by_width, (rows, kernel.width, limit), (ds, kernel.padded_keys, 1), memory["key rows"],
-                (dq.address(*unit, first), kernel.width), packed_depth=kernel.keys,
+                (dq.address(unit, first), dq.stride), packed_depth=kernel.keys,
             )  # fmt: skip
             call_packed_gemm(
                 code, by_width, (limit, kernel.width, rows), (ds, *transposed), memory["query rows"],
-                (dk.address(*unit), kernel.width), accumulate=adds,
+                (dk.address(unit), dk.stride), accumulate=adds,
             )  # fmt: skip
             call_packed_gemm(
                 code, by_values, (limit, kernel.value_width, rows), (p, *transposed), memory["dy rows"],
-                (dv.address(*unit), kernel.value_width), accumulate=adds,
+                (dv.address(unit), dv.stride), accumulate=adds,
             )  # fmt: skip
     return [kernel.entry(inputs, targets, "attention gradient", 2.5)]
 
@@ -562,7 +624,9 @@ def _softmax_gradient(kernel: _Kernel, p: Line, ds: Line, keys: str, scale: str 
 
 KERNELS: dict[str, Maker] = {
     "attention": attention_entries,
+    "attention_by_token": attention_entries,
     "attention_gradient": attention_gradient_entries,
+    "attention_by_token_gradient": attention_gradient_entries,
     "attention_mask_gradient": attention_mask_gradient_entries,
 }
 WORKSPACES = dict.fromkeys(KERNELS, workspace)

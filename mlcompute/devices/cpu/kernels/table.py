@@ -20,7 +20,10 @@ Row = TypeVar("Row")
 
 #: Files of kernels, in this package or (with its name) another, and the ops they have.
 FILES: dict[str, tuple[str, ...]] = {
-    "attention": ("attention", "attention_gradient", "attention_mask_gradient"),
+    "attention": (
+        *("attention", "attention_gradient", "attention_mask_gradient"),
+        *("attention_by_token", "attention_by_token_gradient"),
+    ),
     "convolution": ("convolution", "convolution_input_gradient", "convolution_weight_gradient"),
     "copies": ("concatenate", "pad", "slice_gradient"),
     "cross_entropy": ("softmax_cross_entropy", "softmax_cross_entropy_gradient"),
