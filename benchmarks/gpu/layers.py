@@ -100,11 +100,12 @@ def recurrent(kind: str, n: int, times: int, inputs: int, hidden: int) -> Layer:
             options["cell"] = "gru"
         given = (x, wx, wh, b, *states)
         made = ops.emit_all(name, *given, **options)
+        shown = made[: 1 + len(states)]  # the others are there for the gradient
         if not with_gradient:
-            return made
+            return shown
         found = TABLE[name].derivative
         assert found is not None
-        return [*made, *(each for each in found((dy, *[None] * (len(made) - 1)), made, *given, **options) if each)]
+        return [*shown, *(each for each in found((dy, *[None] * (len(made) - 1)), made, *given, **options) if each)]
 
     def theirs(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
         x = tensors[0]  # the weights are the module's

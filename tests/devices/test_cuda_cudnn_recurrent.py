@@ -290,8 +290,8 @@ def test_constants_are_those_of_the_headers() -> None:
 
 
 def tolerance(precision: str, dtype: Any) -> float:
-    """Of results whose size is about 1."""
-    return 24 * 2.0**-8 if dtype != np.float32 else 16 * TF32 if precision == "high" else 5e-5
+    """Of results whose size is about 1: the largest error of up to a million, on bfloat16 of gates and states, too."""
+    return 48 * 2.0**-8 if dtype != np.float32 else 16 * TF32 if precision == "high" else 5e-5
 
 
 SIZES = [
