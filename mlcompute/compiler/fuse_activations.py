@@ -235,7 +235,7 @@ class _Fusion:
         reads = _with(apart, (a, b, mask), apart.results, (product, *before, uses, *steps[at + 1 :]))
         reads.attributes |= {"beside": (writes,), "apart": (forward, *steps)}
         engine = self.context.engine
-        if engine.supports(writes) and engine.supports(reads):  # in this order: whoever measures runs both
+        if engine.supports(reads) and engine.supports(writes):
             self.replaced |= {**dict.fromkeys(gone), product: reads, first: writes}
 
     def _replace(self, found: dict[Step, Step | None]) -> bool:

@@ -34,7 +34,8 @@ def is_wanted(engine: Cuda, step: Step, row: Row) -> bool:
         return usually is not False and row.supports(step)
     key = _key(step, gpu)
     found = tuning.recall(key)
-    if found is None and tuning.is_on() and row.supports(step):
+    beside = step.attributes.get("beside", ())
+    if found is None and tuning.is_on() and row.supports(step) and all(map(engine.supports, beside)):
         found = _faster(engine, step)
         tuning.remember(key, found)
     return (usually if found is None else found == _TOGETHER) and row.supports(step)
