@@ -24,10 +24,10 @@ from benchmarks.workloads import WORKLOADS
 STEPS = """
 import json, sys, time
 from benchmarks.contenders import ours
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import ALL
 found = {}
 for name in sys.argv[1:]:
-    job = ours.build(WORKLOADS[name], "train")
+    job = ours.build(ALL[name], "train")
     for _ in range(20):
         job.step()
     best, count, end = float("inf"), 1, time.perf_counter() + 2.0

@@ -19,6 +19,7 @@ from collections import defaultdict
 _KINDS = {
     "matmul": "products", "matmul_update": "products", "convolution": "products",
     "attention": "attention", "attention_gradient": "attention", "attention_mask_gradient": "attention",
+    "attention_by_token": "attention", "attention_by_token_gradient": "attention",
     "lstm": "recurrent", "lstm_gradient": "recurrent", "rnn": "recurrent", "rnn_gradient": "recurrent",
     "convolution_input_gradient": "products", "convolution_weight_gradient": "products",
 }  # fmt: skip
