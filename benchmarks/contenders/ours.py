@@ -322,10 +322,11 @@ def outside_native(step: Callable[[], None], seconds: float = 0.5) -> dict[str, 
         return {}
     run, inside = team.run, [0.0]
 
-    def timed(job: int, threads: int) -> None:
+    def timed(job: int, threads: int) -> Any:
         start = time.perf_counter()
-        run(job, threads)
+        is_done = run(job, threads)
         inside[0] += time.perf_counter() - start
+        return is_done
 
     team.run = timed
     outside: list[float] = []

@@ -15,6 +15,7 @@ import pytest
 import mlcompute as mlc
 from mlcompute.device import cpu_engine
 from mlcompute.devices.cpu.device import Cpu
+from mlcompute.devices.cpu.runtime.threads import Team
 from tests.devices.models import MODELS, make
 
 ROOT = Path(__file__).parents[2]
@@ -131,6 +132,25 @@ def test_the_thread_count_changes_while_others_run(thread_count: Callable[[int],
 
     alone("convolutions", 8)
     in_threads([train, train, change])
+
+
+def test_a_team_that_is_stopped_before_a_run_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else compiles for another number of threads between the two."""
+    engine = Cpu(3)
+    job = make("convolutions", engine)
+    team_of, stopped = engine.team_of, []
+
+    def interrupted(threads: int) -> Team:
+        team = team_of(threads)
+        if threads == 3 and len(stopped) < 5:
+            stopped.append(team)
+            team_of(2)
+        return team
+
+    monkeypatch.setattr(engine, "team_of", interrupted)
+    in_threads([lambda: [job.step() for _ in range(3)] and None])
+    assert len(set(stopped)) == 5
+    assert job.bits() == alone("convolutions", 3)
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -62,6 +63,7 @@ class Cpu(Engine):
         #: Threads that work together on one program.
         self.threads = threads or default_thread_count()
         self._team: Team | None = None
+        self._team_lock = threading.Lock()
         self._stop_team: weakref.finalize[..., Cpu] | None = None
         _engines.add(self)
 
@@ -70,6 +72,7 @@ class Cpu(Engine):
         if self._team is not None:
             self._team.forget()
             self._team = None
+        self._team_lock = threading.Lock()  # a thread that is gone may have held it
 
     @property
     def team(self) -> Team:
@@ -77,14 +80,26 @@ class Cpu(Engine):
         return self.team_of(self.threads)
 
     def team_of(self, threads: int) -> Team:
-        """A team of that many threads, started at its first use."""
-        if self._team is None or self._team.size != threads:
-            if self._stop_team is not None:
-                self._stop_team()
-            self._team = Team(threads)
-            self._stop_team = weakref.finalize(self, self._team.stop)
-            self._stop_team.atexit = False
-        return self._team
+        """A team of that many threads, started at its first use; one of another size is stopped."""
+        team = self._team
+        if team is None or team.size != threads:
+            with self._team_lock:
+                team = self._team
+                if team is None or team.size != threads:
+                    if self._stop_team is not None:
+                        self._stop_team()
+                    team = self._team = Team(threads)
+                    self._stop_team = weakref.finalize(self, team.stop)
+                    self._stop_team.atexit = False
+        return team
+
+    def run_together(self, threads: int, job: int, useful: int) -> None:
+        """Run a program (the address of its run arguments) on some threads of a team.
+
+        Whoever compiles for another number of threads meanwhile may have stopped the team before it was given the job.
+        """
+        while not self.team_of(threads).run(job, useful):
+            pass
 
     def facts(self) -> dict[str, str]:
         import llvmlite.binding as llvm
@@ -376,12 +391,11 @@ class CpuExecutable(Executable):
         if profile is not None:
             self._run_profiled(phases, profile)
             return
-        team = self.engine.team_of(self._threads)
         for segment in self._segments(phases):
             if segment.step is not None:
                 self._fall_back(segment.step)
             else:
-                team.run(segment.address, segment.threads)
+                self.engine.run_together(self._threads, segment.address, segment.threads)
                 if self._flags[FAILED]:
                     self._fail(phases)
 
@@ -414,13 +428,12 @@ class CpuExecutable(Executable):
         """Entry by entry, each timed by itself; all are prepared before the first clock is read."""
         wanted = [call for call in self._calls if _step_of(call).phase in phases]
         alone = [(_step_of(call), None if isinstance(call, Step) else self._native([call])) for call in wanted]
-        team = self.engine.team_of(self._threads)
         for step, segment in alone:
             start = time.perf_counter()
             if segment is None:
                 self._fall_back(step)
             else:
-                team.run(segment.address, segment.threads)
+                self.engine.run_together(self._threads, segment.address, segment.threads)
                 if self._flags[FAILED]:
                     self._fail(phases)
             profile.add(step, time.perf_counter() - start)

@@ -372,6 +372,7 @@ class Team:
         self._words, self._where = self._state.data, ctypes.c_void_p(self._address)  # for a small step, as above
         self._state[_RUN_TAPE] = run_tape
         self._lock = threading.Lock()
+        self._is_stopped = False
         if size > 1:
             for thread in range(size):
                 system.create_semaphore(self._address + 8 * (_SEMAPHORES + 8 * thread))
@@ -387,14 +388,17 @@ class Team:
                         fix=f"Platform.set_thread_count({thread}), or MLCOMPUTE_NUM_THREADS",
                     ) from error
 
-    def run(self, job: int, threads: int) -> None:
-        """Run a program (the address of its run arguments) on some of the threads."""
+    def run(self, job: int, threads: int) -> bool:
+        """Run a program (the address of its run arguments) on some of the threads. False if they have been stopped."""
         if threads == 1 or self.size == 1:
             self._run_tape(_FIRST, _THREADS[1], job)
-            return
+            return True
         with self._lock:
+            if self._is_stopped:
+                return False
             self._words[_JOB] = job
             self._lead(_FIRST, _THREADS[min(threads, self.size)], self._where)
+            return True
 
     def forget(self) -> None:
         """The workers are gone, in a fork's child: there is nobody to stop."""
@@ -404,4 +408,5 @@ class Team:
         """Let the workers return."""
         if self.size > 1:
             with self._lock:
+                self._is_stopped = True
                 self._stop(0, self.size, self._address)
