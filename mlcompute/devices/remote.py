@@ -70,7 +70,8 @@ class Remote(Engine):
         return executable
 
     def synchronize(self) -> None:
-        self.stream.run(lambda: None).wait()
+        if not self.stream.is_here:  # the collector may drop a graph in the middle of another one's run
+            self.stream.run(lambda: None).wait()
 
 
 class _RemoteBuffer(Buffer):
@@ -107,6 +108,7 @@ class _RemoteExecutable(Executable):
         self._inner = ReferenceExecutable(program)
         self.kernels: Mapping[Step, str] = self._inner.kernels
         self.can_fail = any(step.op.family in _CHECKED for step in program.steps)
+        self._last: Completion | None = None
 
     def place(self, arena: Buffer) -> None:
         assert isinstance(arena, _RemoteBuffer)
@@ -118,10 +120,12 @@ class _RemoteExecutable(Executable):
         self._engine.stream.run(lambda: self._inner.bind(value, HostBuffer(typed)))
 
     def run(self, phases: Sequence[str], profile: Profile | None = None) -> Completion | None:
-        return self._engine.stream.run(lambda: self._inner.run(phases, profile))
+        self._last = self._engine.stream.run(lambda: self._inner.run(phases, profile))
+        return self._last
 
     def read(self, value: Value) -> Array:
         self._engine.synchronize()
+        assert self._last is None or self._last.is_done(), f"{value} is read before it is computed"
         array = self._inner.read(value)
         self._engine.transfers.reads += 1
         self._engine.transfers.bytes_read += array.nbytes
@@ -160,6 +164,11 @@ class _Stream:
         self._changed = threading.Condition()
         self._waiting: deque[_Started] = deque()
         self._thread: threading.Thread | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Is the caller its own work?"""
+        return threading.current_thread() is self._thread
 
     def run(self, work: Callable[[], object]) -> Completion:
         started = _Started(work)

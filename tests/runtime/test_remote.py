@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import mlcompute as mlc
 from mlcompute.devices import reference
 from mlcompute.devices.device import Engine
 from mlcompute.devices.remote import Remote
+from mlcompute.runtime.session import session_of
 
 
 class Reference(reference.Reference):
@@ -218,3 +222,24 @@ def test_the_trainer_trains_there() -> None:
         trainer.fit(rng.standard_normal((50, 4)).astype("f"), rng.integers(3, size=50), epochs=3, verbose=0)
         histories.append(trainer.history)
     assert histories[0] == histories[1]
+
+
+def test_a_graph_that_the_collector_drops_on_the_devices_thread_leaves_its_result() -> None:
+    """Nobody may wait there for the device: it is what the device would wait for."""
+    engine = Remote()
+    nets = [Net(engine)]
+    run, expected = nets[0].step(), Net(Remote()).step()
+    run.wait()
+    dropped = weakref.ref(session_of(nets[0].training))
+
+    def drop() -> None:
+        nets.clear()
+        gc.collect()
+
+    started = engine.stream.run(drop)
+    end = time.monotonic() + 60
+    while not started.is_done() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert started.is_done(), "the device waits for itself"
+    assert dropped() is None
+    np.testing.assert_array_equal(run.result, expected.result)
