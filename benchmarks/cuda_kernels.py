@@ -22,7 +22,7 @@ from mlcompute import devices, ops
 from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
 from mlcompute.devices.device import Engine
-from mlcompute.ops.op import Shape, Trace, Value
+from mlcompute.ops.op import Array, Shape, Step, Trace, Value
 
 _ROUNDS, _LAUNCHES = 7, 4
 #: How often a program has an op: launching it takes as long as a small kernel runs.
@@ -222,19 +222,36 @@ def measure(engine: Engine, workload: Workload) -> tuple[float, str]:
     typed = zip(workload.shapes, workload.dtypes, strict=True)
     inputs = [trace.value(shape, dtype, "input") for shape, dtype in typed]
     results = [result for _ in range(_REPEATS) for result in workload.fn(*inputs)]
-    plan = planned(trace.steps, results, workspace=engine.workspace)
-    program = Program("benchmark", 1, trace.steps, plan, dict(trace.constants), kept=set(results))
-    executable = engine.build(program, engine.allocate(plan.nbytes))
     rng = np.random.default_rng(0)
+    arrays = []
     for number, value in enumerate(inputs):
         array = 0.1 * rng.standard_normal(value.shape, np.float32)
         if number in workload.indices:  # a few are frequent, as words are
             array = (rng.zipf(1.2, value.shape) % workload.indices[number]).astype(np.int32)
         elif number in workload.masks:
             array = np.triu(np.full(value.shape, -np.inf, np.float32), 1)
+        arrays.append(array)
+    seconds, kernels = timed_steps(engine, trace, trace.steps, results, dict(zip(inputs, arrays, strict=True)), _ROUNDS)
+    return seconds / _REPEATS, kernels
+
+
+def timed_steps(
+    engine: Engine, trace: Trace, steps: list[Step], results: Sequence[Value], arrays: dict[Value, Array], rounds: int
+) -> tuple[float, str]:
+    """Median seconds of steps, which a trace or passes over it have made, and the names of their kernels."""
+    plan = planned(steps, results, workspace=engine.workspace)
+    program = Program("benchmark", 1, steps, plan, dict(trace.constants), kept=set(results))
+    executable = engine.build(program, engine.allocate(plan.nbytes))
+    for value, array in arrays.items():
         executable.bind(value, engine.upload(array))
-    seconds = timed(lambda: executable.run(("forward",)), engine.synchronize, _ROUNDS) / _REPEATS
+    seconds = timed(lambda: executable.run(("forward",)), engine.synchronize, rounds)
     return seconds, ", ".join(dict.fromkeys(executable.kernels.values()))
+
+
+def random_arrays(inputs: Sequence[Value]) -> dict[Value, Array]:
+    """Normally distributed numbers, small enough that nothing saturates."""
+    rng = np.random.default_rng(0)
+    return {value: (0.1 * rng.standard_normal(value.shape, np.float32)).astype(value.dtype) for value in inputs}
 
 
 def timed(launch: Callable[[], Any], wait: Callable[[], Any], rounds: int) -> float:

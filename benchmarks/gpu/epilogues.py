@@ -11,18 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
-from benchmarks.cuda_kernels import timed
+from benchmarks.cuda_kernels import random_arrays, timed, timed_steps
 from mlcompute import ops
 from mlcompute.compiler.context import Context, Transform
 from mlcompute.compiler.fuse_activations import fuse_activations
 from mlcompute.compiler.fuse_bias_gradient import fuse_bias_gradient
 from mlcompute.compiler.fuse_elementwise import fuse_elementwise
 from mlcompute.compiler.fuse_epilogues import fuse_epilogues
-from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
 from mlcompute.devices.cuda.device import Cuda
 from mlcompute.devices.cuda.kernels.table import KERNELS
@@ -137,15 +135,8 @@ def seconds_of_ours(engine: Cuda, case: Case, dtype: Any, way: str) -> tuple[flo
     passes += [] if way == "loop" else [fuse_activations, fuse_bias_gradient]
     for transform in (*passes, fuse_elementwise):
         steps = transform(steps, context)
-    plan = planned(steps, results, workspace=engine.workspace)
-    program = Program("benchmark", 1, steps, plan, dict(trace.constants), kept=set(results))
-    executable = engine.build(program, engine.allocate(plan.nbytes))
-    rng = np.random.default_rng(0)
-    for value in inputs:
-        numbers = 0.1 * rng.standard_normal(value.shape, np.float32)
-        executable.bind(value, engine.upload(numbers.astype(value.dtype)))
-    found = timed(lambda: executable.run(("forward",)), engine.synchronize, _ROUNDS) / _REPEATS
-    return found, ", ".join(dict.fromkeys(executable.kernels.values()))
+    seconds, kernels = timed_steps(engine, trace, steps, results, random_arrays(inputs), _ROUNDS)
+    return seconds / _REPEATS, kernels
 
 
 def seconds_of_theirs(case: Case, dtype: torch.dtype) -> float:

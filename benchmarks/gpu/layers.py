@@ -23,13 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.cuda_kernels import timed
+from benchmarks.cuda_kernels import random_arrays, timed, timed_steps
 from benchmarks.gpu import epilogues
 from mlcompute import devices, ops
 from mlcompute.compiler.attention_by_token import attention_by_token
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.copy_strided_operands import copy_strided_operands
-from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.recurrent_reserve import recurrent_reserve
 from mlcompute.compiler.request import Request
@@ -121,7 +120,11 @@ LAYERS = [
     attention(32, 4, 64, 32, True),
     *(
         recurrent(kind, *shape)
-        for shape in ((32, 50, 64, 128), *((n, 100, units, units) for units in (128, 512, 1024, 2048) for n in (8, 64)))
+        for shape in (
+            (32, 50, 64, 128),
+            *((n, 100, units, units) for units in (128, 512, 1024, 2048) for n in (8, 64)),
+            *((1, 50, units, units) for units in (256, 1024)),  # what is left to cuDNN, and next to it
+        )
         for kind in ("lstm", "gru")
     ),
 ]
@@ -145,14 +148,8 @@ def seconds_of_ours(engine: Engine, layer: Layer, with_gradient: bool) -> tuple[
     context = Context(Request(), engine, Program("benchmark", 1), trace=trace, kept=frozenset(results))
     steps = recurrent_reserve(attention_by_token(trace.steps, context), context)
     steps = copy_strided_operands(steps, context)
-    plan = planned(steps, results, workspace=engine.workspace)
-    program = Program("benchmark", 1, steps, plan, dict(trace.constants), kept=set(results))
-    executable = engine.build(program, engine.allocate(plan.nbytes))
-    rng = np.random.default_rng(0)
-    for value in inputs:
-        executable.bind(value, engine.upload((0.1 * rng.standard_normal(value.shape, np.float32)).astype(dtype)))
-    found = timed(lambda: executable.run(("forward",)), engine.synchronize, _ROUNDS) / layer.repeats
-    return found, ", ".join(dict.fromkeys(executable.kernels.values()))
+    seconds, kernels = timed_steps(engine, trace, steps, results, random_arrays(inputs), _ROUNDS)
+    return seconds / layer.repeats, kernels
 
 
 def seconds_of_theirs(layer: Layer, with_gradient: bool) -> float:
