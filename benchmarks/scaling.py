@@ -1,7 +1,9 @@
 """Training steps over the number of threads: time, memory, and the fastest peer with as many.
 
 Every contender has one process per number of threads, for all workloads; all of them take turns at one workload after
-the other, so that numbers of threads are compared under the same disturbances.
+the other, so that numbers of threads are compared under the same disturbances. With `--ahead` every workload has
+processes of its own, which are built at the same time before anything is measured: for machines with many cores and
+much memory, where torch.compile would otherwise take most of the time.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.contenders import CONTENDERS, YARDSTICK
 from benchmarks.contenders.sgemm import FLOPS
-from benchmarks.measure import SETTLING, Found, Process, Settings, best_peer, build, summary
+from benchmarks.measure import SETTLING, Found, Process, Settings, available_cores, best_peer, build, summary
 from benchmarks.table import aligned, check, megabytes, milliseconds
 from benchmarks.workloads import ALL, Workload
 
@@ -23,6 +26,8 @@ HEAD = ("threads", "median ms", "min ms", "to fewest", "best peer ms", "which", 
 _YARDSTICK_TURNS, _YARDSTICK_SECONDS = 3, 0.1
 #: Number of threads, as JSON has it -> contender -> numbers.
 Scaled = dict[str, dict[str, Found]]
+#: A number of threads, and a contender's process with as many.
+Started = Sequence[tuple[int, Process]]
 
 
 def scaling(
@@ -38,16 +43,31 @@ def scaling(
         # Before the others start: a rate that is measured while they import is too low.
         rates = {threads: _sgemm_rate(threads, settings, folder) for threads in counts}
         say("starting all processes")
-        started = [
-            (threads, Process(CONTENDERS[name], threads, settings.limit, folder / name))
-            for name in contenders
-            for threads in counts
-        ]
-        for _, process in started:
-            stack.callback(process.close)
+
+        def start(workloads: Sequence[str]) -> Started:
+            kinds = [CONTENDERS[name] for name in contenders]
+            wanted = [one for one in kinds if not one.only or set(workloads) & set(one.only)]
+            limit = settings.limit
+            begun = [(n, Process(one, n, limit, folder / one.name)) for one in wanted for n in counts]
+            for _, process in begun:
+                stack.callback(process.close)
+            return begun
+
+        if settings.ahead:
+            started = {name: start([name]) for name in names}
+            say("building everything")
+            with ThreadPoolExecutor(available_cores()) as pool:
+                built = list(pool.map(lambda name: _built(ALL[name], started[name], say), names))
+            entries = dict(zip(names, built, strict=True))
+        else:
+            started, entries = dict.fromkeys(names, start(names)), {}
         for name in names:
-            taking_part = [(n, p) for n, p in started if not p.contender.only or name in p.contender.only]
-            found = _measured(ALL[name], taking_part, settings, say)
+            taking_part = [(n, p) for n, p in started[name] if not p.contender.only or name in p.contender.only]
+            found = entries.get(name) or _built(ALL[name], taking_part, say)
+            _measure(ALL[name], taking_part, found, settings, say)
+            if settings.ahead:  # others have its memory
+                for _, process in taking_part:
+                    process.close()
             for threads, entries in found.items():
                 for entry in entries.values():
                     if "median" in entry and rates[int(threads)]:
@@ -67,17 +87,20 @@ def _sgemm_rate(threads: int, settings: Settings, folder: Path) -> float:
     return FLOPS / min(times) if times else 0.0
 
 
-def _measured(
-    workload: Workload, started: Sequence[tuple[int, Process]], settings: Settings, say: Callable[[str], None]
-) -> Scaled:
+def _built(workload: Workload, started: Started, say: Callable[[str], None]) -> Scaled:
+    """What every process says of itself and of building the workload."""
     found: Scaled = {str(threads): {} for threads, _ in started}
-    running = []
     for threads, process in started:
-        name = process.contender.name
-        say(f"{workload.name}: building {name} with {threads} threads")
-        entry = found[str(threads)][name] = process.ready | build(process, workload, "train")
-        if "error" not in entry:
-            running.append((threads, process))
+        say(f"{workload.name}: building {process.contender.name} with {threads} threads")
+        found[str(threads)][process.contender.name] = process.ready | build(process, workload, "train")
+    return found
+
+
+def _measure(
+    workload: Workload, started: Started, found: Scaled, settings: Settings, say: Callable[[str], None]
+) -> None:
+    """Take turns, and add the times of a step to what was found while building."""
+    running = [(n, process) for n, process in started if "error" not in found[str(n)][process.contender.name]]
     turns: dict[tuple[int, str], list[list[float]]] = {}
     for number in range(settings.rounds):
         say(f"{workload.name}: round {number + 1} of {settings.rounds}")
@@ -89,7 +112,6 @@ def _measured(
     for threads, process in running:
         name = process.contender.name
         found[str(threads)][name] |= summary([turn for turn in turns[threads, name] if turn])
-    return found
 
 
 def section(name: str, found: Scaled) -> str:
