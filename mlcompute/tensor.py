@@ -337,6 +337,7 @@ class Tensor(Exchanged):
         """Attach new values, without a copy where layout and dtype allow; meant for parameters.
 
         What is trained is then the caller's memory, on the host or on the GPU `to`; `data = ...` copies values instead.
+        Host memory of what a GPU trains has the new values after `synchronize_data`, or when `data` was read.
         """
         from mlcompute.device import expect_device
 
