@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from mlcompute import ops
 from mlcompute.compiler.fuse_activations import Masked, ReluMask
-from mlcompute.devices.cuda import cublaslt, cudnn, libraries, recurrent_choice
+from mlcompute.devices.cuda import cublaslt, cudnn, libraries, recurrent_choice, tuning
 from mlcompute.devices.cuda.cublaslt import library as lt
 from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.kernels import convolution as convolution_kernels
@@ -219,6 +219,19 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> InterpretedCuda:
     monkeypatch.setattr(InterpretedProduct, "driver", engine.driver, raising=False)
     monkeypatch.setattr(InterpretedPlan, "driver", engine.driver, raising=False)
     return engine
+
+
+def fastest_of(engine: InterpretedCuda, winner: int, measured: list[int]) -> Callable[..., int]:
+    """Stands for `tuning.fastest`: runs every way, writes down how many there were, and names the winner."""
+
+    def fastest(runs: Sequence[tuning.Run], sizes: Sequence[int]) -> int:
+        for run in runs:
+            run(engine.stream, [])
+        engine.synchronize()
+        measured.append(len(runs))
+        return winner
+
+    return fastest
 
 
 def assert_products(found: Array, expected: Array, precision: str, what: str = "") -> None:

@@ -30,6 +30,7 @@ from tests.devices.interpreted_libraries import (
     TF32,
     InterpretedCuda,
     enumerators,
+    fastest_of,
     headers_of,
     interpreted,
     memory_at,
@@ -346,9 +347,15 @@ def check_choices(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             assert "cuDNN" not in run_with(engine, fn, given)[1]  # so small a layer, by the rule
 
 
-def test_measured_choices_are_remembered(library: InterpretedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("winner", [0, 1])
+def test_measured_choices_are_remembered(
+    library: InterpretedCuda, monkeypatch: pytest.MonkeyPatch, winner: int
+) -> None:
+    measured: list[int] = []
     monkeypatch.setattr(recurrent_choice, "is_chosen", _IS_CHOSEN)
+    monkeypatch.setattr(tuning, "fastest", fastest_of(library, winner, measured))
     check_choices(library, monkeypatch)
+    assert measured == [2, 2, 2, 2]
 
 
 def test_measured_choices_are_remembered_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

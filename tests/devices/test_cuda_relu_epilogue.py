@@ -25,7 +25,14 @@ from mlcompute.ops.bfloat16 import bfloat16
 from mlcompute.ops.op import FLOAT32, Array, Step, Trace, Value
 from tests.compiler.programs import apply
 from tests.devices.cuda_ops import emulated, gpu, multiplied, run_on
-from tests.devices.interpreted_libraries import TF32, InterpretedCuda, InterpretedProduct, interpreted, numbers
+from tests.devices.interpreted_libraries import (
+    TF32,
+    InterpretedCuda,
+    InterpretedProduct,
+    fastest_of,
+    interpreted,
+    numbers,
+)
 
 __all__ = ["interpreted"]  # a fixture
 
@@ -260,20 +267,13 @@ def test_tuning_measures_both_ways_and_remembers(
 
     measured: list[int] = []
 
-    def fastest(runs: Sequence[tuning.Run], sizes: Sequence[int]) -> int:
-        for run in runs:
-            run(interpreted.stream, [])
-        interpreted.synchronize()
-        measured.append(len(runs))
-        return winner
-
     def supports(step: Step) -> bool:
         with libraries.building_for(libraries.Gpu(0, "interpreted", (9, 0), 4)):
             row = KERNELS.get(step.op.name)
             return row is not None and compare_steps.is_wanted(interpreted, step, row)
 
     monkeypatch.setattr(cublaslt, "require", Library)
-    monkeypatch.setattr(tuning, "fastest", fastest)
+    monkeypatch.setattr(tuning, "fastest", fastest_of(interpreted, winner, measured))
     monkeypatch.setenv("MLCOMPUTE_CACHE", str(tmp_path))
     arrays = sample(kind, 64, 40, 32)
     in_one_call = "cuBLASLt with ReLU gradient" if kind == "slope" else "cuBLASLt with b"

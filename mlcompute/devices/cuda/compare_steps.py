@@ -1,4 +1,4 @@
-"""Which is faster, a fused step or the steps it is made of? As is known, or as was measured.
+"""Which is faster, a fused step or the steps it is made of? As is known, or as was measured. And how that is measured.
 
 A library may do several things in one call and yet be slower than a kernel of its own and one of ours. For steps that
 are in question, the kernel table says what is faster as a rule (`Row.is_faster`). With MLCOMPUTE_TUNE=1 both ways are
@@ -9,6 +9,7 @@ variable.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mlcompute.compiler.fuse_elementwise import fused
@@ -19,6 +20,7 @@ from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.kernels.launch import Row
 from mlcompute.devices.cuda.libraries import Gpu, current_gpu
 from mlcompute.devices.precision import matmul_precision
+from mlcompute.errors import DeviceError
 from mlcompute.ops.op import TABLE, Step, Value
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def is_wanted(engine: Cuda, step: Step, row: Row) -> bool:
     found = tuning.recall(key)
     beside = step.attributes.get("beside", ())
     if found is None and tuning.is_on() and row.supports(step) and all(map(engine.supports, beside)):
-        found = _faster(engine, step)
+        found = _measured(engine, step)
         tuning.remember(key, found)
     return (usually if found is None else found == _TOGETHER) and row.supports(step)
 
@@ -47,42 +49,60 @@ def _key(step: Step, gpu: Gpu) -> str:
     return f"{cublaslt.require().name}\n{gpu}\n{step.op.name} {values}\n{form}\n{matmul_precision.current}\nfaster"
 
 
-def _faster(engine: Cuda, step: Step) -> bytes:
+def _measured(engine: Cuda, step: Step) -> bytes:
     """Measure both ways."""
     together = [*step.attributes.get("beside", ()), step]
     apart = list(step.attributes.get("apart", step.attributes["steps"]))
     made = {value for each in apart for value in each.results}
     kept = [value for each in together for value in each.results if value in made]
-    runs = [_run(engine, steps, kept, together) for steps in (fused(apart, kept), together)]
-    engine.synchronize()
-    return (_APART, _TOGETHER)[tuning.fastest(runs, [])]
+    views = _transposed(together)
+    ways = [[*views, *steps] for steps in (fused(apart, kept), together)]
+    return (_APART, _TOGETHER)[fastest(engine, ways, kept)]
 
 
-def _run(engine: Cuda, steps: Sequence[Step], kept: Sequence[Value], laid: Sequence[Step]) -> tuning.Run:
-    """A program of some steps, as it is put on a stream. Its inputs are zeros.
-
-    laid   fused steps, which know how their factors lie
-    """
+def _transposed(laid: Sequence[Step]) -> list[Step]:
+    """Views that make factors of fused steps lie as those steps say they do."""
     views: dict[Value, Step] = {}
     for step in laid:
         for value, transposed in zip(step.inputs, step.attributes["transposed"], strict=False):
             if transposed:
                 base = value.trace.value(value.shape[::-1], value.dtype, "input")
                 views[value] = Step(TABLE["transpose"], (base,), (value,), {"axes": (1, 0)}, step.layer, step.phase)
-    all_steps = [*views.values(), *steps]
-    plan = planned(all_steps, kept, workspace=engine.workspace)
-    made = {value for each in all_steps for value in each.results}
-    read = dict.fromkeys(value for each in all_steps for value in each.inputs if value not in made)
-    constants = {value: value.trace.constants[value] for value in read if value.kind == "constant"}
-    program = Program("measured", 1, all_steps, plan, constants, kept=set(kept))
-    executable = engine.build(program, engine.allocate(plan.nbytes))
-    assert isinstance(executable, CudaExecutable)
-    for value in read:
-        if value not in constants:
-            executable.bind(value, engine.allocate(value.nbytes))
-    phases = list(dict.fromkeys(step.phase for step in all_steps))
+    return list(views.values())
+
+
+def fastest(engine: Cuda, ways: Sequence[list[Step]], kept: Sequence[Value]) -> int:
+    """Which of several lists of steps is run the fastest, of which the same values are kept? Inputs are zeros.
+
+    Those that cannot be built or run are not; DeviceError if that is none.
+    """
+    runs = [_run(engine, steps, kept) for steps in ways]
+    engine.synchronize()
+    return tuning.fastest(runs, [])
+
+
+def _run(engine: Cuda, steps: list[Step], kept: Sequence[Value]) -> tuning.Run:
+    """A program of some steps, as it is put on a stream."""
+    try:
+        plan = planned(steps, kept, workspace=engine.workspace)
+        made = {value for each in steps for value in each.results}
+        read = dict.fromkeys(value for each in steps for value in each.inputs if value not in made)
+        constants = {value: value.trace.constants[value] for value in read if value.kind == "constant"}
+        program = Program("measured", 1, steps, plan, constants, kept=set(kept))
+        executable = engine.build(program, engine.allocate(plan.nbytes))
+        assert isinstance(executable, CudaExecutable)
+        for value in read:
+            if value not in constants:
+                executable.bind(value, engine.allocate(value.nbytes))
+    except DeviceError as error:
+        return partial(_refuse, error)
+    phases = list(dict.fromkeys(step.phase for step in steps))
 
     def run(stream: int, addresses: Sequence[int]) -> None:
         executable.enqueue_slot(phases, 0, stream, clears=False)
 
     return run
+
+
+def _refuse(error: DeviceError, stream: int, addresses: Sequence[int]) -> None:
+    raise error

@@ -5,27 +5,20 @@ What was measured is remembered on disk and used from then on. `python -m benchm
 
 from __future__ import annotations
 
-import contextlib
-import math
-import time
 from typing import TYPE_CHECKING, Any
 
-from mlcompute.compiler.plan_memory import planned
-from mlcompute.compiler.program import Program
 from mlcompute.compiler.recurrent_reserve import library_form
 from mlcompute.devices.cuda import tuning
+from mlcompute.devices.cuda.compare_steps import fastest
 from mlcompute.devices.cuda.cudnn import RecurrentProblem
 from mlcompute.devices.cuda.kernels import cudnn_recurrent
 from mlcompute.devices.cuda.libraries import current_gpu
 from mlcompute.devices.precision import matmul_precision
-from mlcompute.errors import DeviceError
-from mlcompute.ops.op import Step, Trace
+from mlcompute.ops.op import Step, Trace, Value
 
 if TYPE_CHECKING:
     from mlcompute.devices.cuda.device import Cuda
 
-#: Runs of a program in one go, and how often.
-_RUNS, _ROUNDS = 5, 5
 _CUDNN, _OURS = b"cuDNN", b"ours"
 #: The compute capability that the rule is for; and, of one sample, from how many times and units on cuDNN is faster:
 #: the forward pass alone, and both passes.
@@ -47,16 +40,12 @@ def is_chosen(engine: Cuda, step: Step, problem: RecurrentProblem) -> bool:
     """Is cuDNN to run an `lstm` or `rnn` step: measured now, measured before, or by the rule?"""
     reverse: bool = step.attributes["reverse"]
     key = f"{current_gpu()}\n{problem}\n{reverse}\n{matmul_precision.allows_tf32}"
-    if not tuning.is_on():
-        known = tuning.recall(key)
-        return is_faster(problem) if known is None else known == _CUDNN
-    plan = cudnn_recurrent.plan_of(problem)
-    if plan is None:
-        return False
-    ours = _seconds(engine, step, problem.trains, None)
-    theirs = _seconds(engine, step, problem.trains, cudnn_recurrent.reserve_bytes(plan))
-    tuning.remember(key, _CUDNN if theirs < ours else _OURS)
-    return theirs < ours
+    known = tuning.recall(key)
+    if known is None and tuning.is_on() and (plan := cudnn_recurrent.plan_of(problem)) is not None:
+        ways, computed = _ways(step, problem.trains, cudnn_recurrent.reserve_bytes(plan))
+        known = (_OURS, _CUDNN)[fastest(engine, ways, computed)]
+        tuning.remember(key, known)
+    return is_faster(problem) if known is None else known == _CUDNN
 
 
 def is_faster(problem: RecurrentProblem) -> bool:
@@ -72,39 +61,18 @@ def is_faster(problem: RecurrentProblem) -> bool:
     return problem.hidden >= _LEAST_UNITS[problem.cell][problem.trains]
 
 
-def _seconds(engine: Cuda, step: Step, trains: bool, nbytes: int | None) -> float:
-    """Of one run by our kernels, or by cuDNN, which keeps so many bytes; infinite if it cannot be run."""
+def _ways(step: Step, trains: bool, nbytes: int) -> tuple[list[list[Step]], list[Value]]:
+    """The steps of our kernels and of cuDNN, which keeps so many bytes; and what both of them compute."""
     trace = Trace()
     inputs = [trace.value(value.shape, value.dtype, "input") for value in step.inputs]
     made = trace.add(step.op, tuple(inputs), step.attributes)
     results = [*made[: len(inputs) - 3]]
     if trains:
         dy = trace.value(made[0].shape, made[0].dtype, "input")
-        inputs.append(dy)
         derivative: Any = step.op.derivative
-        found = derivative((dy, *[None] * (len(made) - 1)), made, *inputs[:-1], **step.attributes)
+        found = derivative((dy, *[None] * (len(made) - 1)), made, *inputs, **step.attributes)
         results += [value for value in found if value is not None]
-    if nbytes is not None:
-        gradient = next((each for each in trace.steps if each.op.name.endswith("gradient")), None)
-        (forward,) = (each for each in trace.steps if each.op is step.op)
-        new = library_form(forward, gradient, nbytes, is_repeated=False)
-        trace.steps = [new.get(each, each) for each in trace.steps]
-    with contextlib.suppress(DeviceError):
-        plan = planned(trace.steps, results, workspace=engine.workspace)
-        program = Program("measured", 1, trace.steps, plan, dict(trace.constants), kept=set(results))
-        executable = engine.build(program, engine.allocate(plan.nbytes))
-        for value in inputs:
-            executable.bind(value, engine.allocate(value.nbytes))
-        for _ in range(3):  # one by one, captured, launched
-            executable.run(("forward",))
-        engine.synchronize()
-        return min(_timed(engine, executable) for _ in range(_ROUNDS))
-    return math.inf
-
-
-def _timed(engine: Cuda, executable: Any) -> float:
-    start = time.perf_counter()
-    for _ in range(_RUNS):
-        executable.run(("forward",))
-    engine.synchronize()
-    return (time.perf_counter() - start) / _RUNS
+    gradient = next((each for each in trace.steps if each.op.name.endswith("gradient")), None)
+    (forward,) = (each for each in trace.steps if each.op is step.op)
+    new = library_form(forward, gradient, nbytes, is_repeated=False)
+    return [trace.steps, [new.get(each, each) for each in trace.steps]], results
