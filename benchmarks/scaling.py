@@ -19,6 +19,7 @@ from benchmarks.contenders import CONTENDERS, YARDSTICK
 from benchmarks.contenders.sgemm import FLOPS
 from benchmarks.measure import SETTLING, Found, Process, Settings, available_cores, best_peer, build, summary
 from benchmarks.table import aligned, check, megabytes, milliseconds
+from benchmarks.worker import FIRST_CORE
 from benchmarks.workloads import ALL, Workload
 
 HEAD = ("threads", "median ms", "min ms", "to fewest", "best peer ms", "which", "speed", "of sgemm", "tensors MB")
@@ -44,26 +45,28 @@ def scaling(
         rates = {threads: _sgemm_rate(threads, settings, folder) for threads in counts}
         say("starting all processes")
 
-        def start(workloads: Sequence[str]) -> Started:
-            kinds = [CONTENDERS[name] for name in contenders]
-            wanted = [one for one in kinds if not one.only or set(workloads) & set(one.only)]
-            limit = settings.limit
-            begun = [(n, Process(one, n, limit, folder / one.name)) for one in wanted for n in counts]
-            for _, process in begun:
-                stack.callback(process.close)
+        def start(workloads: Sequence[str], core: int = 0) -> Started:
+            begun = []
+            for contender in (CONTENDERS[name] for name in contenders):
+                if not contender.only or set(workloads) & set(contender.only):
+                    for threads in counts:
+                        first = {FIRST_CORE: str(core * threads)}
+                        process = Process(contender, threads, settings.limit, folder / contender.name, settings=first)
+                        stack.callback(process.close)
+                        begun.append((threads, process))
             return begun
 
         if settings.ahead:
-            started = {name: start([name]) for name in names}
+            started = {name: start([name], number) for number, name in enumerate(names)}  # not all on the same cores
             say("building everything")
             with ThreadPoolExecutor(available_cores()) as pool:
                 built = list(pool.map(lambda name: _built(ALL[name], started[name], say), names))
-            entries = dict(zip(names, built, strict=True))
+            ready = dict(zip(names, built, strict=True))
         else:
-            started, entries = dict.fromkeys(names, start(names)), {}
+            started, ready = dict.fromkeys(names, start(names)), {}
         for name in names:
             taking_part = [(n, p) for n, p in started[name] if not p.contender.only or name in p.contender.only]
-            found = entries.get(name) or _built(ALL[name], taking_part, say)
+            found = ready.get(name) or _built(ALL[name], taking_part, say)
             _measure(ALL[name], taking_part, found, settings, say)
             if settings.ahead:  # others have its memory
                 for _, process in taking_part:
