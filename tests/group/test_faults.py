@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -40,7 +41,7 @@ def killed(what, moment, path):
 
     returns  who was killed and when, what was said, the exit code
     """
-    with started("-n", "4", PROGRAM, what, str(path)) as launched:
+    with started("-n", "4", PROGRAM, what, str(path)) as (launched, _):
         before = "".join(read_until(launched.stdout, "running"))
         processes = {int(r): int(p) for r, p in re.findall(r"rank (\d) is process (\d+)", before)}
         assert len(processes) == 4, before
@@ -52,25 +53,47 @@ def killed(what, moment, path):
     return victim, at, said, launched.returncode
 
 
+class Deadline:
+    """Kills a launch that has taken far too long: whoever reads what it says then finds its end.
+
+    seconds   on a quiet machine
+    """
+
+    def __init__(self, launched, seconds):
+        self._launched = launched
+        self._timer = threading.Timer(0, launched.kill)
+        self.restart(seconds)
+
+    def restart(self, seconds):
+        """So many seconds from now."""
+        self._timer.cancel()
+        self._timer = threading.Timer(seconds * PATIENCE, self._launched.kill)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def cancel(self):
+        self._timer.cancel()
+
+
 @contextlib.contextmanager
 def started(*arguments, seconds=40):
-    """A launch, which ends with the block, or when it has taken far too long."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "mlcompute", "launch", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-        cwd=ROOT,
-    ) as launched:
-        watchdog = threading.Timer(seconds * PATIENCE, launched.kill)
-        watchdog.daemon = True
-        watchdog.start()
-        try:
-            yield launched
-        finally:
-            watchdog.cancel()
-            launched.kill()
+    """A launch and its deadline; it ends with the block."""
+    # A pipe for errors that nobody reads would fill up, and let processes wait for ever.
+    with tempfile.TemporaryFile("w+") as errors:
+        command = [sys.executable, "-m", "mlcompute", "launch", *arguments]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=ENVIRONMENT, cwd=ROOT
+        ) as launched:
+            deadline = Deadline(launched, seconds)
+            try:
+                yield launched, deadline
+            except AssertionError:
+                errors.seek(0)
+                print(errors.read()[-4000:])
+                raise
+            finally:
+                deadline.cancel()
+                launched.kill()
 
 
 def killed_in_rounds(what, moment, path, sizes):
@@ -83,13 +106,14 @@ def killed_in_rounds(what, moment, path, sizes):
         victims.append(moment.sample(alive[:4], count))
         alive = [one for one in alive if one not in victims[-1]]
     text = ";".join(",".join(map(str, lost)) for lost in victims)
-    with started("-n", str(size), ROUNDS, what, str(path), text, seconds=60 + 20 * len(sizes)) as launched:
+    with started("-n", str(size), ROUNDS, what, str(path), text, seconds=60) as (launched, deadline):
         processes = {}
         while len(processes) < size:
             line = launched.stdout.readline()
-            assert line, launched.stderr.read()
+            assert line, f"{size - len(processes)} of {size} processes did not start"
             processes.update({int(r): int(p) for r, p in re.findall(r"rank (\d+) is process (\d+)", line)})
         for number, (four, lost) in enumerate(zip(rounds_of(size, victims), victims, strict=True)):
+            deadline.restart(20)  # a round that fails before it runs says nothing at all
             path.with_name(f"{path.name}.{number}").touch()
             for place, victim in enumerate(lost):
                 read_until(launched.stdout, f"on with {4 - place}" if place else "running")
@@ -99,8 +123,9 @@ def killed_in_rounds(what, moment, path, sizes):
             said = []
             while sum(bool(re.match(r"rank \d(: ProcessError| of \d: )", line)) for line in said) < 4 - len(lost):
                 said.append(launched.stdout.readline())
-                assert said[-1], "".join(said) + launched.stderr.read()
+                assert said[-1], f"round {number}: " + "".join(said)
             yield [four.index(victim) for victim in lost], at, "".join(said)
+        deadline.restart(20)
         path.with_name(f"{path.name}.{len(sizes)}").touch()
         launched.communicate()
         assert launched.returncode != 0
