@@ -58,8 +58,12 @@ class AlternatingValues:
         bank = self._lanes[0].current if self._lanes else 0
         found = self._compiled.executable(program) if bank == 0 else self._compiled.twin(program)
         key = (program, bank)
-        if self._bound.get(key) == Storage.rebindings:
+        bound_at = self._bound.get(key)
+        if bound_at == Storage.rebindings:
             found.bound_at = Storage.changes
+        elif bound_at is None:  # a new program may have taken the place of another
+            kept = self._compiled.programs()
+            self._bound = {known: at for known, at in self._bound.items() if known[0] in kept}
         self._used[key] = Storage.rebindings
         return found
 

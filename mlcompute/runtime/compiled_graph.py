@@ -163,8 +163,14 @@ class CompiledGraph:
                 kept.pop(program, None)
         programs = set(gone.values())
         self._specifications = {key: one for key, one in self._specifications.items() if key[0] not in programs}
+        self._copies = {key: one for key, one in self._copies.items() if key[0] not in programs}
         if self.call_cache is not None and self.call_cache.run.specification.program in programs:
             self.call_cache = None
+
+    def programs(self) -> set[Program]:
+        """Those that were compiled and not dropped since."""
+        with self._lock:
+            return set(self._programs.values())
 
     def built(self, program: Program) -> Executable:
         """The program, built; its memory is taken when it is first run (`executable`)."""

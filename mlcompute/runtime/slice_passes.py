@@ -87,6 +87,12 @@ class SlicePasses:
         self._planned.clear()
         self._views.clear()
 
+    def _drop_old(self) -> None:
+        """Something is planned for a new program: what was planned for programs that are gone goes, too."""
+        kept = self._training.compiled.programs()
+        self._planned = {key: one for key, one in self._planned.items() if key[0] in kept}
+        self._whole_batches = {key: one for key, one in self._whole_batches.items() if key[0].program in kept}
+
     def sum_storage(self, phase: str, value: Value) -> Storage:
         """Where a slice leaves what is added up, and finds the sum."""
         if phase not in self._sums:
@@ -158,6 +164,7 @@ class SlicePasses:
                 program = self.passes[part.number].program
             planned = self._planned.get((program, phases))
             if planned is None:
+                self._drop_old()
                 planned = self._planned[program, phases] = self._plan(program, style, phases, len(own))
             specification, begins_with = planned
             if whole is None:
@@ -229,6 +236,7 @@ class SlicePasses:
         key = (specification, batch)
         asked = self._whole_batches.get(key)
         if asked is None:
+            self._drop_old()
             full = self._training.request.batch_size
             slots = [
                 InputSlot(
