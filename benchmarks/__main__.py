@@ -39,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmarks.processes import compare
 
         counts = [int(word) for word in options.processes.split(",")]
-        found = compare(workloads, counts, options.seconds or (1.0 if options.quick else 4.0))
+        rounds, seconds = (3, 0.2) if options.quick else (9, 0.3)
+        has_ddp = options.contenders is None or "torch" in options.contenders
+        found = compare(workloads, counts, options.rounds or rounds, options.seconds or seconds, has_ddp=has_ddp)
         path = Path(options.json)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"machine": machine(), "processes": found}, indent=1))

@@ -17,6 +17,7 @@ from benchmarks.gpu import layers as gpu_layers
 from benchmarks.gpu import table as gpu_table
 from benchmarks.gpu.__main__ import main as gpu_main
 from benchmarks.gpu.document import BEGIN, END, PAGE, replaced
+from benchmarks.processes import joined, row
 from benchmarks.workloads import (
     ALL,
     LARGE,
@@ -240,3 +241,28 @@ def test_single_layers_of_a_gpu_are_described(layer, kernels, monkeypatch):
     seconds, named = gpu_layers.seconds_of_ours(emulated(), dataclasses.replace(layer, repeats=1), True)
     assert seconds > 0
     assert set(kernels) <= set(named.split(", "))
+
+
+def test_rates_of_processes_are_joined() -> None:
+    """Processes by themselves add up; those that wait for each other are as fast as the slowest."""
+    each = {"alone": [10.0, 12.0], "without exchange": [9.0, 8.0], "group": [6.0, 6.5]}
+    other = {"alone": [20.0, 18.0], "without exchange": [15.0, 16.0], "group": [6.1, 6.0]}
+    rates = joined([each, other], 10)
+    assert rates["alone"] == [300.0, 300.0]
+    assert rates["without exchange"] == [240.0, 240.0]
+    assert rates["at the slowest"] == [180.0, 160.0]
+    assert rates["group"] == [120.0, 120.0]
+    line = "| net | 2 | 150 (150 to 150) | 0.80 (0.80) | 0.57 (0.60) | 120, 0.40 (0.40) | - | - | - |"
+    assert row("net", 2, rates) == line
+
+
+def test_processes_take_turns(tmp_path, capsys) -> None:
+    pytest.importorskip("mpi4py", reason="the extra 'mpi' is not installed")
+    path = tmp_path / "found.json"
+    how = ["--only", "mlp32", "--contenders", "mlcompute", "--rounds", "2", "--seconds", "0.02", "--json", str(path)]
+    assert main(["--processes", "1,2", *how]) == 0
+    assert capsys.readouterr().out.count("| mlp32 |") == 2
+    found = json.loads(path.read_text())["processes"]["mlp32"]
+    assert set(found["1"]) == {"alone"}
+    assert set(found["2"]) == {"alone", "without exchange", "at the slowest", "group"}
+    assert all(len(rounds) == 2 and min(rounds) > 0 for rounds in found["2"].values())
