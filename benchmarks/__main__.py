@@ -30,7 +30,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", default="runs/benchmarks.json", help="where all numbers are written")
     parser.add_argument("--processes", help="instead: steps on so many processes, as 1,2,4, beside PyTorch DDP")
     parser.add_argument("--scaling", help="instead: training steps with so many threads, as 1,2,4,8,16")
-    parser.add_argument("--ahead", action="store_true", help="with --scaling: build all at once, before measuring")
     options = parser.parse_args(arguments)
     if options.threads < 1:
         parser.error("--threads must be at least 1")
@@ -60,7 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds=options.seconds or (0.15 if options.quick else 1.0),
         limit=options.limit or (60.0 if options.quick else 300.0),
         compile_of=["mlcompute"] if options.quick else names,
-        ahead=options.ahead,
     )
     facts = machine()
     print(table.heading(facts, options.threads), flush=True)

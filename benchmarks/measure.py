@@ -42,7 +42,6 @@ class Settings:
     rounds, seconds   every contender runs `seconds` in each of `rounds` turns
     limit             seconds a contender has to import, or to build one workload
     compile_of        contenders whose time to the first step is measured, in two more processes each
-    ahead             over numbers of threads: everything is built, at the same time, before anything is measured
     """
 
     modes: Sequence[str]
@@ -51,7 +50,6 @@ class Settings:
     seconds: float = 1.0
     limit: float = 300.0
     compile_of: Sequence[str] = ()
-    ahead: bool = False
 
 
 # Processes ----------------------------------------------------------------------------------------------------------

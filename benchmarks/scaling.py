@@ -1,9 +1,7 @@
 """Training steps over the number of threads: time, memory, and the fastest peer with as many.
 
 Every contender has one process per number of threads, for all workloads; all of them take turns at one workload after
-the other, so that numbers of threads are compared under the same disturbances. With `--ahead` every workload has
-processes of its own, which are built at the same time before anything is measured: for machines with many cores and
-much memory, where torch.compile would otherwise take most of the time.
+the other, so that numbers of threads are compared under the same disturbances.
 """
 
 from __future__ import annotations
@@ -12,14 +10,12 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.contenders import CONTENDERS, YARDSTICK
 from benchmarks.contenders.sgemm import FLOPS
-from benchmarks.measure import SETTLING, Found, Process, Settings, available_cores, best_peer, build, summary
+from benchmarks.measure import SETTLING, Found, Process, Settings, best_peer, build, summary
 from benchmarks.table import aligned, check, megabytes, milliseconds
-from benchmarks.worker import FIRST_CORE
 from benchmarks.workloads import ALL, Workload
 
 HEAD = ("threads", "median ms", "min ms", "to fewest", "best peer ms", "which", "speed", "of sgemm", "tensors MB")
@@ -27,8 +23,6 @@ HEAD = ("threads", "median ms", "min ms", "to fewest", "best peer ms", "which", 
 _YARDSTICK_TURNS, _YARDSTICK_SECONDS = 3, 0.1
 #: Number of threads, as JSON has it -> contender -> numbers.
 Scaled = dict[str, dict[str, Found]]
-#: A number of threads, and a contender's process with as many.
-Started = Sequence[tuple[int, Process]]
 
 
 def scaling(
@@ -44,33 +38,16 @@ def scaling(
         # Before the others start: a rate that is measured while they import is too low.
         rates = {threads: _sgemm_rate(threads, settings, folder) for threads in counts}
         say("starting all processes")
-
-        def start(workloads: Sequence[str], core: int = 0) -> Started:
-            begun = []
-            for contender in (CONTENDERS[name] for name in contenders):
-                if not contender.only or set(workloads) & set(contender.only):
-                    for threads in counts:
-                        first = {FIRST_CORE: str(core * threads)}
-                        process = Process(contender, threads, settings.limit, folder / contender.name, settings=first)
-                        stack.callback(process.close)
-                        begun.append((threads, process))
-            return begun
-
-        if settings.ahead:
-            started = {name: start([name], number) for number, name in enumerate(names)}  # not all on the same cores
-            say("building everything")
-            with ThreadPoolExecutor(available_cores()) as pool:
-                built = list(pool.map(lambda name: _built(ALL[name], started[name], say), names))
-            ready = dict(zip(names, built, strict=True))
-        else:
-            started, ready = dict.fromkeys(names, start(names)), {}
+        started = [
+            (threads, Process(CONTENDERS[name], threads, settings.limit, folder / name))
+            for name in contenders
+            for threads in counts
+        ]
+        for _, process in started:
+            stack.callback(process.close)
         for name in names:
-            taking_part = [(n, p) for n, p in started[name] if not p.contender.only or name in p.contender.only]
-            found = ready.get(name) or _built(ALL[name], taking_part, say)
-            _measure(ALL[name], taking_part, found, settings, say)
-            if settings.ahead:  # others have its memory
-                for _, process in taking_part:
-                    process.close()
+            taking_part = [(n, p) for n, p in started if not p.contender.only or name in p.contender.only]
+            found = _measured(ALL[name], taking_part, settings, say)
             for threads, entries in found.items():
                 for entry in entries.values():
                     if "median" in entry and rates[int(threads)]:
@@ -90,20 +67,17 @@ def _sgemm_rate(threads: int, settings: Settings, folder: Path) -> float:
     return FLOPS / min(times) if times else 0.0
 
 
-def _built(workload: Workload, started: Started, say: Callable[[str], None]) -> Scaled:
-    """What every process says of itself and of building the workload."""
+def _measured(
+    workload: Workload, started: Sequence[tuple[int, Process]], settings: Settings, say: Callable[[str], None]
+) -> Scaled:
     found: Scaled = {str(threads): {} for threads, _ in started}
+    running = []
     for threads, process in started:
-        say(f"{workload.name}: building {process.contender.name} with {threads} threads")
-        found[str(threads)][process.contender.name] = process.ready | build(process, workload, "train")
-    return found
-
-
-def _measure(
-    workload: Workload, started: Started, found: Scaled, settings: Settings, say: Callable[[str], None]
-) -> None:
-    """Take turns, and add the times of a step to what was found while building."""
-    running = [(n, process) for n, process in started if "error" not in found[str(n)][process.contender.name]]
+        name = process.contender.name
+        say(f"{workload.name}: building {name} with {threads} threads")
+        entry = found[str(threads)][name] = process.ready | build(process, workload, "train")
+        if "error" not in entry:
+            running.append((threads, process))
     turns: dict[tuple[int, str], list[list[float]]] = {}
     for number in range(settings.rounds):
         say(f"{workload.name}: round {number + 1} of {settings.rounds}")
@@ -115,6 +89,7 @@ def _measure(
     for threads, process in running:
         name = process.contender.name
         found[str(threads)][name] |= summary([turn for turn in turns[threads, name] if turn])
+    return found
 
 
 def section(name: str, found: Scaled) -> str:

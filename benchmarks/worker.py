@@ -19,8 +19,6 @@ from typing import Any
 
 #: Steps whose losses are compared between contenders.
 CHECKED_STEPS = 5
-#: The variable with the number of the core that a worker's cores begin at.
-FIRST_CORE = "BENCHMARK_FIRST_CORE"
 
 
 def main(file: str, framework: str, variant: str, threads: int, kind: type[Any] | None = None) -> None:
@@ -30,8 +28,7 @@ def main(file: str, framework: str, variant: str, threads: int, kind: type[Any] 
     os.dup2(2, 1)
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
-        first = int(os.environ.get(FIRST_CORE, 0)) % len(cores)
-        os.sched_setaffinity(0, (cores[first:] + cores[:first])[:threads])
+        os.sched_setaffinity(0, cores[:threads])
 
     def answer(message: dict[str, Any]) -> None:
         os.write(out, (json.dumps(message) + "\n").encode())

@@ -167,11 +167,10 @@ def test_command_for_gpus_prints_a_table_and_writes_json(tmp_path, capsys):
     assert "| MB of device memory, seconds to build | mlcompute |" in document
 
 
-@pytest.mark.parametrize("when", [[], ["--ahead"]])
-def test_scaling_over_threads(when, tmp_path, capsys):
+def test_scaling_over_threads(tmp_path, capsys):
     path = tmp_path / "scaling.json"
     arguments = ["--quick", "--scaling", "1,2", "--only", "mlp1,mlp32", "--contenders", "mlcompute", "--rounds", "1"]
-    assert main([*arguments, *when, "--seconds", "0.01", "--json", str(path)]) == 0
+    assert main([*arguments, "--seconds", "0.01", "--json", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "to fewest" in printed
     for network in ("MLP 784-128-10, batch 1\n", "MLP 784-128-10, batch 32\n"):
