@@ -57,7 +57,8 @@ class TensorDescriptor:
             self._data_type = DataType(data_type)
             self._data_type.numpy  # noqa: B018  (sentinels have none)
         except (ValueError, KeyError):
-            raise DataError(f"TensorDescriptor: {data_type!r} is not a data type") from None
+            fix = f"say mlc.DataType.{_name_of(data_type)}"
+            raise DataError(f"TensorDescriptor: {data_type!r} is not a data type", fix=fix) from None
         self._sequence_lengths: tuple[int, ...] | None = None
         self._sorted_sequences = False
         if sequence_lengths is not None:
@@ -168,6 +169,16 @@ class TensorDescriptor:
 
     def __repr__(self) -> str:
         return f"{self._data_type.name.lower()}[{', '.join(map(str, self._shape))}]"
+
+
+def _name_of(given: Any) -> str:
+    """The data type that somebody means who gives a name, or a type of NumPy; the usual one if that cannot be told."""
+    try:
+        name = np.dtype(given).name if not isinstance(given, str) else given
+    except TypeError:
+        name = str(given).removeprefix("torch.")
+    name = {"bool": "BOOLEAN", "float64": "FLOAT32", "float": "FLOAT32", "int": "INT64"}.get(name, name.upper())
+    return name if name in DataType.__members__ and name not in ("INVALID", "COUNT") else "FLOAT32"
 
 
 def _checked_shape(shape: Iterable[Any]) -> tuple[int, ...]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
 import mlcompute as mlc
@@ -93,6 +95,7 @@ SIZED = mlc.PaddingPolicy.USE_PADDING_SIZE
         (lambda: D((1,), data_type=mlc.DataType.INVALID), mlc.DataError, "is not a data type"),
         (lambda: D((1,), data_type=mlc.DataType.COUNT), mlc.DataError, "is not a data type"),
         (lambda: D((1,), data_type=6), mlc.DataError, "6 is not a data type"),
+        (lambda: D((1,), data_type="int64"), mlc.DataError, "'int64' is not a data type"),
         (lambda: D((2, 3), sequence_lengths=[3, 1]), mlc.ShapeError, "three axes"),
         (lambda: D((2, 3, 1), sequence_lengths=[2, 1]), mlc.ShapeError, "do not fit 3 steps"),
         (lambda: D((2, 3, 1), sequence_lengths=[3, 0]), mlc.ShapeError, "do not fit 3 steps"),
@@ -116,3 +119,14 @@ SIZED = mlc.PaddingPolicy.USE_PADDING_SIZE
 def test_refusals(build: Callable[[], object], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         build()
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("int64", "INT64"), ("bool", "BOOLEAN"), (np.float16, "FLOAT16"), (np.dtype("uint8"), "UINT8"), (6, "FLOAT32")],
+    ids=str,
+)
+def test_the_data_type_that_was_meant_is_named(given: Any, name: str) -> None:
+    with pytest.raises(mlc.DataError) as caught:
+        mlc.Tensor(shape=(2,), data_type=given)
+    assert caught.value.fix == f"say mlc.DataType.{name}"

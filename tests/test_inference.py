@@ -472,3 +472,35 @@ def test_where_layers_and_tensors_run() -> None:
     assert net.training.device is net.device
     assert net.graph.device is None
     assert tensor(normal(2)).device is None
+
+
+def test_the_targets_of_a_loss_that_is_an_expression_need_not_be_given():
+    graph = mlc.Graph()
+    x, target = graph.input((4, 3), "x"), graph.input((4, 2), "target")
+    hidden = graph.dense(x, 2, name="hidden")
+    y = graph.activation(hidden, "tanh")
+    graph.minimize((y - target) ** 2)
+    data = {"x": np.arange(12, dtype=np.float32).reshape(4, 3) / 12, "target": np.ones((4, 2), np.float32)}
+    expected = np.tanh(data["x"] @ graph.layer("hidden").weights.data.T)
+    for outputs in ({}, {"y": y}, {"hidden": hidden, "y": y}):
+        inference = mlc.InferenceGraph([graph])
+        inference.add_inputs({"x": x})
+        inference.add_outputs(outputs)
+        inference.compile(device=mlc.Device.cpu())
+        result = inference.execute({"x": data["x"]}).result.data
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+        loss = inference.execute(data).result.data.item()  # where the target is there, so is the loss
+        assert abs(loss - np.square(expected - 1).mean()) < 1e-6
+
+
+def test_an_undeclared_input_that_an_output_needs_is_asked_for():
+    graph = mlc.Graph()
+    x, scale = graph.input((4, 3), "x"), graph.input((4, 3), "scale")
+    y = x * scale
+    graph.minimize(y**2)
+    inference = mlc.InferenceGraph([graph])
+    inference.add_inputs({"x": x})
+    inference.add_outputs({"y": y})
+    inference.compile(device=mlc.Device.cpu())
+    with pytest.raises(mlc.DataError, match="'scale' was not given"):
+        inference.execute({"x": np.ones((4, 3), np.float32)})

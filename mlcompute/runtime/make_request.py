@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from mlcompute.compiler.request import Request
@@ -42,6 +43,8 @@ def make_request(
     last = nodes[-1].results[0] if nodes else None
     request.result = request.total or next(iter(request.minimised), last)
     request.kept = _kept_results(request, definition, [*earlier, *later], losses)
+    if definition.learning is None and definition.declared.inputs:
+        request.labels |= _undeclared_labels(request, definition, losses)
     debugs = GraphCompilationOptions.DEBUG_LAYERS in options
     if debugs:
         request.debugged = [
@@ -187,6 +190,20 @@ def _kept_results(
     read = {tensor for other in linked for node in other.nodes() for tensor in (*node.sources, *node.labels)}
     kept += [result for node in request.nodes for result in node.results if result in read] if read else []
     return kept
+
+
+def _undeclared_labels(request: Request, definition: Definition, losses: Sequence[Node]) -> set[Tensor]:
+    """Inputs that were not declared and lead to nothing but losses: the targets of a loss that is an expression."""
+    declared, wanted = set(definition.declared.fed), set(definition.declared.outputs.values())
+    is_lost: set[Node] = set(losses)
+    users: defaultdict[Tensor, list[Node]] = defaultdict(list)
+    for node in reversed(request.nodes):
+        readers = [user for tensor in node.results for user in users[tensor]]
+        if readers and wanted.isdisjoint(node.results) and is_lost.issuperset(readers):
+            is_lost.add(node)
+        for tensor in (*node.sources, *node.labels):
+            users[tensor].append(node)
+    return {tensor for tensor in request.inputs if tensor not in declared and is_lost.issuperset(users[tensor])}
 
 
 def _weights_by_layer(definition: Definition, nodes: Sequence[Node], loss_nodes: Sequence[Node]) -> dict[Layer, Tensor]:

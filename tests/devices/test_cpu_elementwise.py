@@ -19,7 +19,7 @@ from mlcompute.devices.cpu.kernels.elementwise_ops import (
     supports_elementwise,
 )
 from mlcompute.devices.cpu.kernels.table import KERNELS
-from mlcompute.ops.op import TABLE, Array
+from mlcompute.ops.op import TABLE, Array, Value
 from tests.devices.kernels import Bench
 from tests.devices.test_cpu_math import KERNEL, ROWS, ulps
 
@@ -253,3 +253,36 @@ def test_copies_that_interleave_a_few_lines(shape: tuple[int, ...], axes: tuple[
         x = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
         bench = Bench(KERNELS, "copy", [x], views=lambda value: [ops.transpose(value, axes)])
         bench.check(np.testing.assert_array_equal)
+
+
+#: Shapes in memory, and the order in which the axes are read: channels first to last, the last two, and all backwards.
+TRANSPOSED = [
+    ((3, 17, 9, 40), (0, 2, 3, 1)),
+    ((1, 8, 8, 8), (0, 2, 3, 1)),
+    ((2, 64, 7, 9), (0, 2, 3, 1)),
+    ((2, 3, 5, 70), (0, 2, 3, 1)),
+    ((5, 70, 131), (0, 2, 1)),
+    ((20, 3, 33), (2, 1, 0)),
+    ((129, 9), (1, 0)),
+    ((8, 257), (1, 0)),
+]
+
+
+@pytest.mark.parametrize(("shape", "axes"), TRANSPOSED, ids=str)
+@pytest.mark.parametrize("dtype", [FLOAT32, INT32, FLOAT64], ids=str)
+def test_operands_whose_axes_are_exchanged(shape: tuple[int, ...], axes: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    rng = np.random.default_rng(0)
+    read = tuple(shape[axis] for axis in axes)
+    one, other, dense = (rng.integers(-99, 99, size).astype(dtype) for size in (shape, shape, read))
+    row, column = rng.integers(-99, 99, read[-1:]).astype(dtype), rng.integers(-99, 99, (read[-2], 1)).astype(dtype)
+
+    for operands in ((one, dense), (dense, one, dense), (one, other, dense), (one, row), (one, column)):
+        first, *rest = operands
+        arrays = [first, *rest] if len(operands) == 2 else [np.greater(first, 0), *rest]
+        name = "multiply" if len(operands) == 2 else "select"
+
+        def shown(*values: Value, given: Sequence[Array] = operands) -> list[Value]:
+            exchanged = [array is one or array is other for array in given]
+            return [ops.transpose(v, axes) if moved else v for v, moved in zip(values, exchanged, strict=True)]
+
+        Bench(KERNELS, name, arrays, views=shown).check(np.testing.assert_array_equal)

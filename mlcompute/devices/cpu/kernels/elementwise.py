@@ -1,7 +1,7 @@
 """Elementwise kernels: single ops, fused groups of them, assigns, and copies of views that need memory of their own.
 
 A step becomes a `LoopNest`, and `_Writer` writes any nest: vectors along the innermost loop, then the rest one by one;
-copies that exchange axes go by squares (`transposes`).
+copies that exchange axes go by squares, other nests with operands whose axes are exchanged by tiles (`transposes`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from mlcompute.devices.cpu.kernels.elementwise_ops import (
     store_element,
     supports_elementwise,
 )
-from mlcompute.devices.cpu.kernels.transposes import Transpose, interleaved_lines, source_axis
+from mlcompute.devices.cpu.kernels.transposes import (
+    TILE_COLUMNS,
+    TILE_ROWS,
+    Tiling,
+    Transpose,
+    interleaved_lines,
+    source_axis,
+    tiling,
+)
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker, always
 from mlcompute.devices.loop_nest import Access, LoopNest, Operand, Operands, copy_nest, elementwise_nest
 from mlcompute.ops.op import TABLE, Step, Value, inner_steps
@@ -69,7 +77,7 @@ def loop_entry(step: Step, nest: LoopNest, threads: int) -> Entry:
     for each in nest.operands:
         first_arguments.append(len(arguments))
         arguments += [each.operand, *each.strides]
-    structure = nest.structure(), source_axis(nest), interleaved_lines(nest), vector_lanes()
+    structure = nest.structure(), source_axis(nest), interleaved_lines(nest), tiling(nest), vector_lanes()
     code = _written.get(structure) or _code(structure, nest, first_arguments)
     return Entry(
         step,
@@ -115,6 +123,10 @@ class _Writer:
             self._by_squares(axis, begin, end, extents)
             return
         self._hoist(Access.CONSTANT, self.pointers)
+        tiles = tiling(self.nest)
+        if tiles is not None:
+            self._by_tiles(tiles, begin, end, extents)
+            return
         self._loops(0, begin, end, extents, self.pointers)
 
     def _loops(self, axis: int, begin: str, end: str, extents: list[str], pointers: list[str]) -> None:
@@ -124,14 +136,17 @@ class _Writer:
             self._innermost(begin, end, pointers)
             return
         with code.loop(begin, end) as index:
-            inner = []
-            for number, pointer in enumerate(pointers):
-                if self.access[number] is Access.CONSTANT:
-                    inner.append(pointer)
-                    continue
-                step = code.mul(index, self.strides[number][axis])
-                inner.append(code.at(pointer, step, MEMORY_TYPES[self.dtypes[number]]))
-            self._loops(axis + 1, "0", extents[axis + 1], extents, inner)
+            self._loops(axis + 1, "0", extents[axis + 1], extents, self._moved(pointers, axis, index))
+
+    def _moved(self, pointers: list[str], axis: int, index: str) -> list[str]:
+        """Where all operands are at an index of an axis."""
+        code = self.code
+        return [
+            pointer
+            if self.access[number] is Access.CONSTANT
+            else code.at(pointer, code.mul(index, self.strides[number][axis]), MEMORY_TYPES[self.dtypes[number]])
+            for number, pointer in enumerate(pointers)
+        ]
 
     def _by_squares(self, axis: int, begin: str, end: str, extents: list[str]) -> None:
         """A copy whose source lies in one piece along another axis than its target."""
@@ -146,6 +161,34 @@ class _Writer:
             lines = interleaved_lines(self.nest)
             transpose = Transpose(code, element, self.strides[0][-1], self.strides[1][axis], lines)
             transpose.write(pointers[0], pointers[1], bounds[axis], extents[-1])
+
+    def _by_tiles(self, tiles: Tiling, begin: str, end: str, extents: list[str]) -> None:
+        """Some loads lie in one piece along another axis: of every tile they are turned round before it is computed."""
+        code, pointers, axis = self.code, self.pointers, tiles.axis
+        bounds = [(begin, end), *(("0", extent) for extent in extents[1:])]
+        with contextlib.ExitStack() as loops:
+            for outer in range(self.rank - 1):
+                if outer != axis:
+                    pointers = self._moved(pointers, outer, loops.enter_context(code.loop(*bounds[outer])))
+            row = loops.enter_context(code.loop(*bounds[axis], TILE_ROWS))
+            column = loops.enter_context(code.loop("0", extents[-1], TILE_COLUMNS))
+            last_row = code.minimum(code.add(row, TILE_ROWS), bounds[axis][1])
+            last_column = code.minimum(code.add(column, TILE_COLUMNS), extents[-1])
+            turned = {}
+            for number in tiles.loads:
+                element, stride = MEMORY_TYPES[self.dtypes[number]], self.strides[number][-1]
+                source = code.at(code.at(pointers[number], row, element), code.mul(column, stride), element)
+                turned[number] = code.aligned_buffer(TILE_ROWS * TILE_COLUMNS)
+                tile = Transpose(code, element, stride, str(TILE_COLUMNS))
+                tile.write(source, turned[number], ("0", code.sub(last_row, row)), code.sub(last_column, column))
+                self.access[number] = Access.CONTIGUOUS
+            with code.loop(row, last_row) as index:
+                lines = self._moved(pointers, axis, index)
+                start = code.sub(code.mul(code.sub(index, row), TILE_COLUMNS), column)
+                for number, buffer in turned.items():
+                    lines[number] = code.at(buffer, start, MEMORY_TYPES[self.dtypes[number]])
+                self._hoist(Access.FIXED, lines)
+                self._innermost(column, last_column, lines)
 
     def _hoist(self, access: Access, pointers: list[str]) -> None:
         """Load what does not change along the innermost loop once, before it."""

@@ -3,11 +3,14 @@
 Squares of elements are loaded as vectors along the axis on which the source lies in one piece, turned round in
 registers, and stored as vectors along the axis on which the target does. A few lines, as the channels of an image,
 become pixels one after the other: they are interleaved in registers.
+
+Other elementwise loops that read such operands go by tiles, which are turned round into memory of the thread first.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector, vector_lanes
 from mlcompute.devices.loop_nest import LoopNest
@@ -48,6 +51,35 @@ def source_axis(nest: LoopNest) -> int | None:
 def interleaved_lines(nest: LoopNest) -> int:
     """Lines of the source that such a copy interleaves, fewer than a square has rows; 0 where it goes by squares."""
     return nest.extents[-1] if source_axis(nest) is not None and nest.extents[-1] < square() else 0
+
+
+#: Rows (along the axis on which transposed operands lie in one piece) and columns of a tile; operands that are tiled.
+TILE_ROWS, TILE_COLUMNS, _MOST_TILED = _LINE, 64, 6
+
+
+class Tiling(NamedTuple):
+    """A loop along which some loads lie in one piece, while the innermost loop would read them a stride apart."""
+
+    axis: int
+    loads: tuple[int, ...]
+
+
+def tiling(nest: LoopNest) -> Tiling | None:
+    """How a nest should go by tiles; None where all it reads lies well, or there is too little to turn round."""
+    inner, least = len(nest.extents) - 1, square()
+    if inner < 1 or nest.extents[inner] < least:
+        return None
+    found: dict[int, list[int]] = {}
+    for number, load in enumerate(nest.loads):
+        if load.strides[inner] in (0, 1) or load.operand.dtype.itemsize != 4 or load.operand.dtype not in MEMORY_TYPES:
+            continue
+        axis = next((axis for axis in range(inner) if load.strides[axis] == 1 and nest.extents[axis] >= least), None)
+        if axis is not None:
+            found.setdefault(axis, []).append(number)
+    if not found:
+        return None
+    axis = max(found, key=lambda axis: len(found[axis]))
+    return Tiling(axis, tuple(found[axis][:_MOST_TILED]))
 
 
 @dataclass(eq=False, repr=False)
