@@ -22,7 +22,7 @@ import mlcompute as mlc
 from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.device import Engine
 from mlcompute.devices.reference import Reference
-from mlcompute.onnx.writing import CannotExportError
+from mlcompute.onnx.model_writer import CannotExportError
 from mlcompute.ops.op import Array
 from tests.devices.native import only_native
 from tests.harness import TOLERANCE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,14 +17,12 @@ from mlcompute.layers.arguments import between, class_axis_of, member, whole
 from mlcompute.layers.class_labels import INDEXED, along_classes, are_indices, fit_without_classes, indexed_losses
 from mlcompute.layers.factories import factory
 from mlcompute.layers.layer import FLOATS, Forward, Layer
+from mlcompute.layers.loss_formulas import loss_terms
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.bfloat16 import is_numeric
 from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import Tensor, TensorDescriptor
 from mlcompute.tensor_data import ArrayLike
-
-#: log(0) would be -infinity, and 0 times that NaN; probabilities are kept at or above the smallest normal float32.
-_TINY = float(np.finfo(np.float32).tiny)
 
 #: Losses whose terms are summed along the class axis before anything else.
 CLASS_SUMMED = frozenset({LossType.SOFTMAX_CROSS_ENTROPY, LossType.CATEGORICAL_CROSS_ENTROPY, LossType.COSINE_DISTANCE})
@@ -301,7 +299,8 @@ class LossLayer(Layer):
             labels = ops.reshape(labels, self._losses_shape(x.shape))
             losses, counts = indexed_losses(self._descriptor, x, labels, axis, by_class)
         else:
-            terms = self._terms(x, ops.reshape(ops.convert(labels, x.dtype), x.shape))
+            axis = self.class_axis(x.shape) if self._sums_classes else 0
+            terms = loss_terms(self._descriptor, x, ops.reshape(ops.convert(labels, x.dtype), x.shape), axis)
             if by_class is not None:
                 terms = terms * along_classes(by_class, x, self.class_axis(x.shape))
             if weights is not None and weights.size == x.size:
@@ -416,22 +415,6 @@ class LossLayer(Layer):
         self._check_weights(weights.shape, x.shape, self._losses_shape(x.shape), indexed)
         return ops.stop_gradient(ops.convert(weights, x.dtype))
 
-    # Formulas ------------------------------------------------------------------------------------------------------
-
-    def _terms(self, y: Value, t: Value) -> Value:
-        """One term per element of the prediction."""
-        d = self._descriptor
-        if d.loss_type == LossType.HUBER:
-            return huber(y - t, d.delta)
-        if d.loss_type == LossType.LOG:
-            return -(t * ops.log(y + d.epsilon)) - (1.0 - t) * ops.log(1.0 - y + d.epsilon)
-        if d.label_smoothing > 0.0 and d.loss_type in _CROSS_ENTROPIES:
-            classes = 2 if d.loss_type == LossType.SIGMOID_CROSS_ENTROPY else d.class_count
-            spread = classes if classes > 1 else y.shape[self.class_axis(y.shape)]
-            t = t * (1.0 - d.label_smoothing) + d.label_smoothing / spread
-        axis = self.class_axis(y.shape) if self._sums_classes else 0
-        return _TERMS[d.loss_type](y, t, axis)
-
     def _reduced(self, losses: Value, divisor: Value | None) -> Value:
         """`divisor`: what MEAN divides by; None: the number of losses."""
         d = self._descriptor
@@ -455,57 +438,8 @@ def _divisor(run: Forward, counts: Value) -> Value:
     return total * ops.convert(run.slice_share(), total.dtype) if run.is_slice else total
 
 
-def huber(e: Value, delta: float) -> Value:
-    """e² / 2 for |e| <= delta, delta (|e| - delta / 2) beyond, per element."""
-    size = ops.abs_(e)
-    inner = ops.minimum(size, delta)
-    return inner * (size - inner * 0.5)
-
-
-def sigmoid_cross_entropy(y: Value, t: Value) -> Value:
-    """max(y, 0) - y t + log(1 + e^-|y|) per element: finite for every finite y."""
-    # Written with one choice for both halves, so that their slopes at 0 add up to sigmoid(0) - t.
-    positive = y >= 0.0
-    return ops.select(positive, y, 0.0) - y * t + ops.softplus(ops.select(positive, -y, y))
-
-
-def softmax_cross_entropy(y: Value, t: Value, axis: int) -> Value:
-    """-t log softmax(y) per element, classes on one axis; the sum over it is left to the caller."""
-    return -(t * ops.log_softmax(y, axis))
-
-
-def _squared(y: Value, t: Value, axis: int) -> Value:
-    e = y - t
-    return e * e
-
-
-def _categorical(y: Value, t: Value, axis: int) -> Value:
-    return -(t * ops.log(ops.maximum(y, _TINY)))
-
-
-def _cosine(y: Value, t: Value, axis: int) -> Value:
-    # The 1 of 1 - y·t is dealt out over the classes, so that equal label weights scale the whole distance.
-    return 1.0 / y.shape[axis] - y * t
-
-
 def _checked_axis(who: str, given: int) -> int:
     axis = whole(who, "class_axis", given, -TensorDescriptor.max_tensor_dimensions)
     if axis == 0:
         raise DataError(f"{who}: class_axis is 0, the axis of the samples", expected="1 or more, or -1 for the last")
     return axis
-
-
-_CROSS_ENTROPIES = frozenset(
-    {LossType.SOFTMAX_CROSS_ENTROPY, LossType.SIGMOID_CROSS_ENTROPY, LossType.CATEGORICAL_CROSS_ENTROPY}
-)
-
-#: Loss per element of prediction, labels and the axis of the classes.
-_TERMS: dict[LossType, Callable[[Value, Value, int], Value]] = {
-    LossType.MEAN_ABSOLUTE_ERROR: lambda y, t, _: ops.abs_(y - t),
-    LossType.MEAN_SQUARED_ERROR: _squared,
-    LossType.SOFTMAX_CROSS_ENTROPY: softmax_cross_entropy,
-    LossType.SIGMOID_CROSS_ENTROPY: lambda y, t, _: sigmoid_cross_entropy(y, t),
-    LossType.CATEGORICAL_CROSS_ENTROPY: _categorical,
-    LossType.HINGE: lambda y, t, _: ops.relu(1.0 - (2.0 * t - 1.0) * y),
-    LossType.COSINE_DISTANCE: _cosine,
-}

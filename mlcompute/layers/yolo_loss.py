@@ -13,7 +13,8 @@ from mlcompute.enums import LossType, ReductionType
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.layers.arguments import between, whole
 from mlcompute.layers.layer import Forward
-from mlcompute.layers.loss import LossDescriptor, LossLayer, huber, sigmoid_cross_entropy, softmax_cross_entropy
+from mlcompute.layers.loss import LossDescriptor, LossLayer
+from mlcompute.layers.loss_formulas import huber, sigmoid_cross_entropy, softmax_cross_entropy
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Value
 from mlcompute.tensor import TensorDescriptor

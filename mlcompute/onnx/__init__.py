@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from mlcompute.onnx.exporter import save, to_model
     from mlcompute.onnx.imported import ImportedGraph
     from mlcompute.onnx.loading import load
+    from mlcompute.onnx.model_writer import CannotExportError
     from mlcompute.onnx.problems import ModelError, Problem
     from mlcompute.onnx.table import operator_table
-    from mlcompute.onnx.writing import CannotExportError
 
 _WHERE = {
-    "CannotExportError": "writing",
+    "CannotExportError": "model_writer",
     "ImportedGraph": "imported",
     "ModelError": "problems",
     "Problem": "problems",

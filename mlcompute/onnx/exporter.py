@@ -23,11 +23,12 @@ from mlcompute.layers.parameter import ParameterLayer
 from mlcompute.onnx.imported import ImportedGraph
 from mlcompute.onnx.layer import OperatorLayer, array_now
 from mlcompute.onnx.layer_writing import write_layer
+from mlcompute.onnx.model_writer import Border, CannotExportError, Writer, assemble, needed
+from mlcompute.onnx.native_operators import OPSET, is_native
 from mlcompute.onnx.operands import Derived, Known, Operand, Source, Use, Weight
-from mlcompute.onnx.operators.reductions import MASKED
 from mlcompute.onnx.storing import Model, tensor_message
 from mlcompute.onnx.types import INEXACT, carried, element_type, folded_shape, unfolded_shape
-from mlcompute.onnx.writing import CannotExportError, Writer
+from mlcompute.onnx.writing import write_step
 from mlcompute.ops.op import Shape, Step
 from mlcompute.runtime.compiled_graph import without_losses
 from mlcompute.runtime.definition import definition_of
@@ -41,15 +42,8 @@ from mlcompute.training import TrainingGraph
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-#: Operators are written as of this version of the standard: old enough for the programs in use.
-OPSET = 18
-
-
 #: What the model's metadata say about its initializers: they are the weights, and nothing else is.
 STATED = "weights"
-#: Shape and type of an input or output.
-Border = tuple[Shape, np.dtype[Any]]
-
 
 @dataclass(eq=False)
 class _Part:
@@ -157,7 +151,7 @@ class GraphWriter:
             start = len(run.trace.steps)
             run.add(node.layer, [*node.sources, *node.labels], node.results, node.updates)
             layer = node.layer
-            native = isinstance(layer, OperatorLayer) and not run.training and self._is_native(layer.use)
+            native = isinstance(layer, OperatorLayer) and not run.training and is_native(layer.use, self._natives)
             # A graph that was applied again has operators that read other tensors than the model said.
             if isinstance(layer, OperatorLayer):
                 native = native and [source.tensor for source in layer.sources] == node.sources
@@ -167,29 +161,6 @@ class GraphWriter:
                 "onnx.save: the graph draws random numbers, which ONNX has no operator for that repeats them",
                 fix="export an InferenceGraph, in which dropout is off; make random numbers an input of the graph",
             )
-
-    def _is_native(self, use: Use) -> bool:
-        """Does the operator mean the same in the version that is written, in the programs that will read it?"""
-        row, given = use.row, use.attributes
-        if row.domain or row.name in _AS_OPS or MASKED in given or given.get("layout") or given.get("mode") == "wrap":
-            return False
-        if given.get("coordinate_transformation_mode") in ("align_corners", "tf_crop_and_resize"):
-            return False
-        if not _same_meaning(row.name, use.version, bool(given.get("ceil_mode"))) or not _accepts(use):
-            return False
-        plain = (int, float, str, list, np.ndarray)
-        if not all(isinstance(value, plain) for value in use.attributes.values()):
-            return False
-        for operand in use.operands:
-            if isinstance(operand, Derived):
-                key = id(operand.use)
-                if key not in self._natives:
-                    self._natives[key] = self._is_native(operand.use)
-                if not self._natives[key]:
-                    return False
-            if isinstance(operand, Known) and operand.array.dtype.name not in _PLAIN:
-                return False
-        return True
 
     # Names ----------------------------------------------------------------------------------------------------------
 
@@ -300,7 +271,7 @@ class GraphWriter:
             elif self.run.training or not write_layer(self, part.node):
                 for step in part.steps:
                     try:
-                        self.writer.step(step)
+                        write_step(self.writer, step)
                     except CannotExportError as error:
                         raise CannotExportError(f"onnx.save: {part.node.layer.who}: {error.message}") from None
         for tensor, name in self.copies:
@@ -402,7 +373,7 @@ class GraphWriter:
         weights, trained = {}, self._trained()
         self.writer.nodes = needed(self.writer.nodes, set(self.outputs))
         for given, tensor in self.weights.items():
-            array = _host(tensor).reshape(self._shapes.get(tensor, tensor.descriptor.shape))
+            array = host_values(tensor).reshape(self._shapes.get(tensor, tensor.descriptor.shape))
             if tensor in trained or self._is_statistic(given):
                 weights[given] = array
             else:  # nothing trains it: a constant
@@ -474,99 +445,8 @@ def _stored_shapes(request: Request) -> dict[Tensor, Shape]:
     return found
 
 
-#: Operators that are written as the ops they are: types are carried here, or programs disagree about them.
-_AS_OPS = {
-    "Cast", "CastLike", "QuantizeLinear", "ConvInteger", "DFT", "STFT", "MaxUnpool", "MeanVarianceNormalization",
-    "Mod", "Scatter", "Upsample",
-}  # fmt: skip
-
-
-def _accepts(use: Use) -> bool:
-    """Does the version that is written accept the types of the operands?"""
-    import onnx.defs
-
-    schema = onnx.defs.get_schema(use.row.name, OPSET, "")
-    for index, operand in enumerate(use.operands):
-        if operand is None:
-            continue
-        formal = schema.inputs[min(index, len(schema.inputs) - 1)]
-        dtype = operand.dtype if isinstance(operand, (Source, Derived)) else getattr(operand, "array", _NOTHING).dtype
-        dtype = carried(dtype)
-        if f"tensor({'float' if dtype == np.float32 else dtype.name})" not in formal.types:
-            return False
-    return True
-
-
-_NOTHING = np.zeros(0, np.float32)
-
-
-def _same_meaning(name: str, version: int, ceil: bool) -> bool:
-    """Is an operator of some version the same in the version that is written, apart from the types it accepts?"""
-    import onnx.defs
-
-    try:
-        then, now = onnx.defs.get_schema(name, version, ""), onnx.defs.get_schema(name, OPSET, "")
-    except onnx.defs.SchemaError:
-        return False
-    if now.deprecated or then.since_version == now.since_version:
-        return not now.deprecated
-    # Later versions count the windows of a rounded-up pooling otherwise, and name the modes of grids otherwise.
-    if then.since_version < now.since_version or ceil or name == "GridSample":
-        return False
-    same_inputs = [part.name for part in then.inputs] == [part.name for part in now.inputs]
-    return same_inputs and sorted(then.attributes) == sorted(now.attributes)
-
-
-#: Types of constants that are written as they are.
-_PLAIN = {"float32", "float16", "bfloat16", "bool", "int8", "uint8", "int32", "int64"}
-
-
-def _host(tensor: Tensor) -> Any:
+def host_values(tensor: Tensor) -> Any:
+    """The numbers of a tensor that is kept between runs."""
     data = current_values(tensor)  # large, and written out at once
     assert data is not None
     return data
-
-
-def assemble(
-    writer: Writer,
-    name: str,
-    inputs: Mapping[str, Border],
-    outputs: Mapping[str, Border],
-    weights: Mapping[str, Any],
-    symbols: Mapping[str, list[int | str]] | None = None,
-) -> Model:
-    """Nodes, stored tensors and the declarations of what goes in and out; nodes nobody needs are left out.
-
-    Weights are initializers, every other stored number is a Constant node: so a reader knows what is trained.
-
-    weights   numbers that are trained, and statistics that are kept
-    symbols   extents of inputs and outputs that are not fixed
-    """
-    from onnx import helper
-
-    nodes = needed(writer.nodes, set(outputs))
-    used = {given for node in nodes for given in node.input}
-    constants = {given: array for given, array in writer.stored.items() if given in used}
-    kept = {given: array for given, array in weights.items() if given in used}
-
-    def declared(given: str, border: Border) -> Any:
-        shape, dtype = border
-        return helper.make_tensor_value_info(given, element_type(dtype), (symbols or {}).get(given, shape))
-
-    graph = helper.make_graph(
-        nodes, name, [declared(*one) for one in inputs.items()], [declared(*one) for one in outputs.items()],
-    )  # fmt: skip
-    opsets = [helper.make_opsetid("", writer.opset), *(helper.make_opsetid(d, 1) for d in sorted(writer.domains))]
-    model = helper.make_model(graph, opset_imports=opsets, producer_name="mlcompute")
-    model.ir_version = max(helper.find_min_ir_version_for(opsets, ignore_unknown=True), 8)
-    return Model(model, kept, constants)
-
-
-def needed(nodes: list[Any], wanted: set[str]) -> list[Any]:
-    """The nodes that some results come from."""
-    kept = []
-    for node in reversed(nodes):
-        if not wanted.isdisjoint(node.output):
-            kept.append(node)
-            wanted.update(node.input)
-    return kept[::-1]

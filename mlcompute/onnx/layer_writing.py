@@ -20,7 +20,7 @@ from mlcompute.layers.lstm import LSTMLayer
 from mlcompute.layers.normalization import BatchNormalizationLayer, InstanceNormalizationLayer
 from mlcompute.layers.prelu import PReLULayer
 from mlcompute.layers.sample_normalization import LayerNormalizationLayer
-from mlcompute.onnx.writing import CannotExportError
+from mlcompute.onnx.model_writer import CannotExportError
 from mlcompute.ops.op import FLOAT32
 from mlcompute.runtime.tensor_state import current_values
 from mlcompute.tensor import Tensor

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mlcompute.onnx.model_writer import Writer
 from mlcompute.onnx.types import element_type
-from mlcompute.onnx.writing import Writer
 from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.ops.op import Array
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlcompute.onnx.control import HANDLERS
-from mlcompute.onnx.exporter import _AS_OPS, OPSET, _same_meaning
+from mlcompute.onnx.native_operators import AS_OPS, OPSET, same_meaning
 from mlcompute.onnx.rows import BY_DESIGN, ROWS, load_rows
 
 _TAKEN_APART = {
@@ -24,8 +24,8 @@ def operator_table() -> str:
     load_rows()
     rows: dict[tuple[str, str], tuple[str, str, str, str]] = {}
     for (domain, name), row in ROWS.items():
-        native = not domain and name not in _AS_OPS and _same_meaning(name, onnx.defs.onnx_opset_version(), False)
-        old = not domain and name not in _AS_OPS and _same_meaning(name, OPSET, False)
+        native = not domain and name not in AS_OPS and same_meaning(name, onnx.defs.onnx_opset_version(), False)
+        old = not domain and name not in AS_OPS and same_meaning(name, OPSET, False)
         exports = "as itself" if native or old else "as smaller operators"
         needs = ", ".join(map(str, sorted(row.needs)))
         note = "; ".join(filter(None, [row.note, f"operand {needs} known at import" if needs else ""]))

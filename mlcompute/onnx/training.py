@@ -12,9 +12,9 @@ import numpy as np
 
 from mlcompute.enums import RegularizationType
 from mlcompute.errors import GraphError
-from mlcompute.onnx.exporter import Border, GraphWriter, _host, assemble
+from mlcompute.onnx.exporter import GraphWriter, host_values
+from mlcompute.onnx.model_writer import Border, CannotExportError, assemble
 from mlcompute.onnx.storing import Model
-from mlcompute.onnx.writing import CannotExportError
 from mlcompute.ops.op import FLOAT32
 from mlcompute.optimizers import AdamOptimizer, SGDOptimizer
 from mlcompute.optimizers.optimizer import Optimizer
@@ -45,7 +45,7 @@ def training_model(graph: TrainingGraph, name: str) -> Model:
     parameters = [tensor for tensor in request.parameters if tensor in run.persistent]
     inputs, _ = out.borders()
     outputs: dict[str, Border] = {"loss": out.border(loss)}
-    stored = {given: _host(tensor) for given, tensor in out.weights.items()}
+    stored = {given: host_values(tensor) for given, tensor in out.weights.items()}
     if parameters:
         _gradients_and_update(graph, out, parameters, inputs, outputs, stored)
     for tensor, value in run.writes:  # running statistics

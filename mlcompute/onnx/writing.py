@@ -8,94 +8,35 @@ from typing import Any
 
 import numpy as np
 
-from mlcompute.errors import CompileError
+from mlcompute.onnx.model_writer import CannotExportError, Writer
 from mlcompute.onnx.types import element_type
 from mlcompute.ops.bfloat16 import is_floating
-from mlcompute.ops.op import BOOL, FLOAT32, Array, Step, Value
+from mlcompute.ops.op import BOOL, FLOAT32, Step, Value
 
 INT32 = np.dtype(np.int32)
 
 
-class CannotExportError(CompileError):
-    """Something in a graph that ONNX cannot say."""
-
-
-class Writer:
-    """Nodes and stored tensors of a model that grows; knows the name of every value."""
-
-    def __init__(self, opset: int) -> None:
-        self.opset = opset
-        self.nodes: list[Any] = []
-        self.stored: dict[str, Array] = {}
-        self.names: dict[Value, str] = {}
-        self.taken: set[str] = set()
-        self._counts: dict[str, int] = {}
-        self.domains: set[str] = set()
-        self._constants: dict[tuple[Any, ...], str] = {}
-
-    def unique(self, wish: str) -> str:
-        """A name nobody has, close to the one wished for."""
-        name = wish or "value"
-        while name in self.taken:
-            self._counts[wish] = self._counts.get(wish, 1) + 1
-            name = f"{wish}_{self._counts[wish]}"
-        self.taken.add(name)
-        return name
-
-    def name(self, value: Value) -> str:
-        if value not in self.names:
-            array = value.trace.constants.get(value)
-            if array is not None:
-                self.names[value] = self.constant(array)
-            else:
-                self.names[value] = self.unique(f"v{value.index}")
-        return self.names[value]
-
-    def constant(self, array: Any, dtype: Any = None) -> str:
-        """The name of stored numbers; small equal ones are stored once."""
-        data = np.ascontiguousarray(np.asarray(array, dtype)) if np.ndim(array) else np.asarray(array, dtype)
-        key = (data.shape, data.dtype.name, data.tobytes()) if data.size <= 64 else (id(data),)
-        if key not in self._constants:
-            self._constants[key] = self.unique("constant")
-            self.stored[self._constants[key]] = data
-        return self._constants[key]
-
-    def node(
-        self, kind: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any
-    ) -> None:
-        from onnx import helper
-
-        if domain:
-            self.domains.add(domain)
-        self.nodes.append(helper.make_node(kind, list(inputs), list(outputs), domain=domain or None, **attributes))
-
-    def value(self, kind: str, *inputs: str, wish: str = "", **attributes: Any) -> str:
-        """One node with one result; the result's name."""
-        name = self.unique(wish or kind.lower())
-        self.node(kind, inputs, [name], **attributes)
-        return name
-
-    def step(self, step: Step) -> None:
-        """Write one step: by its row, or by the smaller ops it expands into."""
-        row = STEPS.get(step.op.name)
-        if row is not None and row(self, step):
-            return
-        if step.op.expansion is None:
-            raise CannotExportError(f"ONNX has nothing for '{step.op.name}'", layer=step.layer)
-        trace = step.inputs[0].trace
-        start = len(trace.steps)
-        answers = step.op.expansion(*step.inputs, **step.attributes)
-        answers = (answers,) if isinstance(answers, Value) else answers
-        smaller = trace.steps[start:]
-        del trace.steps[start:]
-        for one in smaller:
-            self.step(one)
-        for wanted, answer in zip(step.results, answers, strict=True):
-            self.node("Identity", [self.name(answer)], [self.name(wanted)])
-
-
 Rule = Callable[[Writer, Step], bool]
 STEPS: dict[str, Rule] = {}
+
+
+def write_step(writer: Writer, step: Step) -> None:
+    """Write one step: by its row, or by the smaller ops it expands into."""
+    row = STEPS.get(step.op.name)
+    if row is not None and row(writer, step):
+        return
+    if step.op.expansion is None:
+        raise CannotExportError(f"ONNX has nothing for '{step.op.name}'", layer=step.layer)
+    trace = step.inputs[0].trace
+    start = len(trace.steps)
+    answers = step.op.expansion(*step.inputs, **step.attributes)
+    answers = (answers,) if isinstance(answers, Value) else answers
+    smaller = trace.steps[start:]
+    del trace.steps[start:]
+    for one in smaller:
+        write_step(writer, one)
+    for wanted, answer in zip(step.results, answers, strict=True):
+        writer.node("Identity", [writer.name(answer)], [writer.name(wanted)])
 
 
 def _writes(*names: str) -> Callable[[Callable[[Writer, Step], Any]], Callable[[Writer, Step], Any]]:

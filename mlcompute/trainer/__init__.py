@@ -1,7 +1,8 @@
 """Training without plumbing: `Trainer`, with data, metrics, callbacks and schedules.
 
 trainer.py     fit, evaluate, predict              model.py       training and inference graph over one graph
-fitting.py     one call of fit: epochs and steps   evaluation.py  through the inference graph
+plan.py        what fit was asked for              fitting.py     one call of fit: epochs and steps
+resume.py      going on from a checkpoint          evaluation.py  through the inference graph
 data.py        arrays and streams of batches       columns.py     one array for one tensor
 shuffling.py   the order of an epoch               prefetch.py    preparing batches on another thread
 steps.py       running steps, a few queued         history.py     what happened

@@ -75,7 +75,7 @@ def restore_callbacks(callbacks: Sequence[Callback], states: Mapping[str, Any]) 
             callback.restore(states[key])
 
 
-def check_settings(saved: Mapping[str, Any], now: Mapping[str, Any], path: str) -> None:
+def expect_same_settings(saved: Mapping[str, Any], now: Mapping[str, Any], path: str) -> None:
     """Refuse to go on with other data or another way through it: the numbers would silently be others."""
     for name, value in {**dict.fromkeys(saved), **now}.items():
         if saved.get(name) != value:

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -19,19 +19,9 @@ from mlcompute.errors import DataError, Error, warn
 from mlcompute.group.agreement import Rows
 from mlcompute.trainer.callbacks.callback import Callback
 from mlcompute.trainer.callbacks.rates import GroupSchedules
-from mlcompute.trainer.checkpoint import (
-    ONE_RULE_FOR_NAMES,
-    VERSION,
-    callback_keys,
-    check_callbacks,
-    check_settings,
-    packed,
-    restore_callbacks,
-    unpacked,
-)
-from mlcompute.trainer.data import Batch, Data, Epoch
+from mlcompute.trainer.data import Batch, Epoch
 from mlcompute.trainer.evaluation import MeanLoss, evaluate
-from mlcompute.trainer.history import History, rename_layers
+from mlcompute.trainer.history import History
 from mlcompute.trainer.last_batch import (
     expect_independent_samples,
     expect_runs,
@@ -41,9 +31,11 @@ from mlcompute.trainer.last_batch import (
 )
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.nan_warning import NaNWarning
+from mlcompute.trainer.plan import Plan
 from mlcompute.trainer.prefetch import StoppedError
 from mlcompute.trainer.progress import Display
 from mlcompute.trainer.rates import Rates, rate_logs, rates_of, set_rates
+from mlcompute.trainer.resume import check_settings, go_on, settings_of, state_of_run
 from mlcompute.trainer.same_data import describe_batch, describe_run
 from mlcompute.trainer.schedules import Length
 from mlcompute.trainer.signals import Interrupted, Signals, Terminated
@@ -57,41 +49,11 @@ if TYPE_CHECKING:
 _DEFAULT_PATH = "training-stopped.safetensors"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What `fit` was asked for.
-
-    seed        None: the samples in the order they have
-    chose_seed  nobody gave the seed: a run that goes on takes that of its file
-    validation  data and batch size, or None
-    checkpoint  where the state goes when a signal stops the run; None: where ModelCheckpoint puts it, or a file in
-                the working directory
-    last_batch  what becomes of a batch smaller than batch_size: "smaller", "pad" or "drop"
-    """
-
-    data: Data
-    epochs: int
-    batch_size: int
-    accumulate: int
-    seed: int | None
-    validation: tuple[Data, int] | None
-    callbacks: Sequence[Callback]
-    checkpoint: str | None
-    last_batch: str = "smaller"
-    steps_per_epoch: int | None = None
-    class_weight: list[float] | dict[str, list[float]] | None = None
-    chose_seed: bool = False
-
-    @property
-    def least(self) -> int:
-        """How many samples a batch must have not to be left out."""
-        return self.batch_size if self.last_batch == "drop" else 1
-
-
 class Fitting:
     """The state of a run, between its steps.
 
-    epoch  finished epochs      batch  steps done in the current epoch      step  steps done in all
+    epoch  finished epochs      batch    steps done in the current epoch      step  steps done in all
+    mean   of the epoch's loss  counted  steps whose loss is in it
     """
 
     def __init__(self, trainer: Trainer, plan: Plan, display: Display) -> None:
@@ -105,8 +67,8 @@ class Fitting:
         self.together = Together(trainer, plan.callbacks)
         self.signals = Signals(is_shared=self.together.is_shared)
         self._is_over = False
-        self._counted = 0
-        self._mean = MeanLoss(trainer.model)
+        self.counted = 0
+        self.mean = MeanLoss(trainer.model)
         self._looked_at_filling = False
         self._nan = NaNWarning(trainer, plan.callbacks)
         self._samples_here = 0
@@ -120,7 +82,7 @@ class Fitting:
         #: The learning rates it ended with; None while it goes on.
         self._last_rates: Rates | None = None
         #: The learning rates the run began with: the next one begins with them too.
-        self._first_rates = rates_of(trainer.optimizer)
+        self.first_rates = rates_of(trainer.optimizer)
         hooks = {name: self._overriding(name) for name in _HOOKS}
         self._batch_begin, self._batch_end = hooks["on_train_batch_begin"], hooks["on_train_batch_end"]
         self._gradient_hooks = hooks["wants_gradients"]
@@ -138,7 +100,7 @@ class Fitting:
         return Length(self.plan.epochs, None if batches is None else -(-batches // self.plan.accumulate))
 
     @property
-    def _rates(self) -> Rates:
+    def rates(self) -> Rates:
         """The learning rates of the run, also when it is over and the optimizer has its first ones back."""
         return rates_of(self.trainer.optimizer) if self._last_rates is None else self._last_rates
 
@@ -149,22 +111,22 @@ class Fitting:
         try:
             return self._run(resume)
         finally:
-            # Schedules and callbacks change the rate of this run alone; `state` remembers theirs.
+            # Schedules and callbacks change the rate of this run alone; its state remembers theirs.
             self._last_rates = rates_of(self.trainer.optimizer)
-            set_rates(self.trainer.optimizer, self._first_rates)
+            set_rates(self.trainer.optimizer, self.first_rates)
 
     def _run(self, resume: str | None) -> History:
         trainer, plan = self.trainer, self.plan
         with self.signals:
             if resume is not None:
-                self._check_settings(resume)  # before the callbacks forget the last run
+                check_settings(self, resume)  # before the callbacks forget the last run
             self.together.compare(self._described)
             for callback in plan.callbacks:
                 callback.trainer = trainer
             for callback in self.together.called:
                 callback.on_train_begin({})
             if resume is not None:
-                self._resume(resume)
+                go_on(self, resume)
             short = short_batch(plan.data, plan.batch_size, self._padded_size) if plan.last_batch == "pad" else None
             if short is not None:
                 self._expect_harmless_filling(trainer.model.with_labels(short))
@@ -187,7 +149,7 @@ class Fitting:
         """What must be the same on all processes of a group."""
         plan = self.plan
         validation = None if plan.validation is None else plan.validation[0]
-        return describe_run({"epochs": plan.epochs, **self.settings()}, plan.data, validation)
+        return describe_run({"epochs": plan.epochs, **settings_of(self)}, plan.data, validation)
 
     def _expect_saveable(self) -> None:
         """Refuse now what could not be saved at the end; without anything that saves, say what Ctrl-C could not do."""
@@ -195,7 +157,7 @@ class Fitting:
         from mlcompute.trainer.callbacks.monitor import ModelCheckpoint
 
         try:
-            check_saveable(self.trainer.training, self.state(None)[0])
+            check_saveable(self.trainer.training, state_of_run(self, None)[0])
         except Error as error:
             if self.plan.checkpoint is not None or any(isinstance(one, ModelCheckpoint) for one in self.plan.callbacks):
                 raise
@@ -217,7 +179,7 @@ class Fitting:
         begun = time.perf_counter()
         self._samples_here = 0
         if self.batch == 0:
-            self._mean = MeanLoss(trainer.model)
+            self.mean = MeanLoss(trainer.model)
             self._seconds_before = 0.0
             for metric in trainer.metrics:
                 metric.reset()
@@ -228,7 +190,7 @@ class Fitting:
         self.display.epoch_begins(self.epoch, self.batch)
         try:
             self._run_steps()
-            logs = self._mean.logs(self.trainer.metrics)
+            logs = self.mean.logs(self.trainer.metrics)
             samples = self._samples_here
             logs |= self._validate()
         except StoppedError:
@@ -326,12 +288,12 @@ class Fitting:
 
     def _count(self, outcome: Outcome) -> None:
         """A step is over."""
-        self._counted += 1
+        self.counted += 1
         loss = outcome.loss
-        self._mean.update(loss, outcome.terms, outcome.rows)
+        self.mean.update(loss, outcome.terms, outcome.rows)
         self._samples_here += outcome.rows
-        self.history.loss.add(self._counted, loss)
-        self._nan.look(outcome, self._counted)
+        self.history.loss.add(self.counted, loss)
+        self._nan.look(outcome, self.counted)
         if self.trainer.metrics:
             for batch, predictions in zip(outcome.batches, outcome.predictions, strict=True):
                 for metric in self.trainer.metrics:
@@ -339,14 +301,14 @@ class Fitting:
                     metric.update(predictions[metric.output], labels)
         if outcome.gradients is not None:
             for callback in self._gradient_hooks:
-                callback.on_gradients(self._counted - 1, outcome.gradients)
+                callback.on_gradients(self.counted - 1, outcome.gradients)
         if self._batch_end:
             logs = {**outcome.terms, "loss": loss, "size": float(outcome.rows)}
             for callback in self._batch_end:
                 callback.on_train_batch_end(self.batch - 1, logs)
 
     def _running_logs(self) -> dict[str, float]:
-        return self._mean.logs([metric for metric in self.trainer.metrics if not metric.is_slow])
+        return self.mean.logs([metric for metric in self.trainer.metrics if not metric.is_slow])
 
     def _validate(self) -> dict[str, float]:
         if self.plan.validation is None or self.signals.caught:
@@ -442,7 +404,7 @@ class Fitting:
 
         self._settle()
         with self.evaluated_weights() if evaluated else contextlib.nullcontext() as trained:
-            progress, arrays = self.state(trained)
+            progress, arrays = state_of_run(self, trained)
             save(path, self.trainer.training, progress=progress, arrays=arrays)
 
     def _save_asked(self) -> None:
@@ -451,110 +413,6 @@ class Fitting:
             for path, evaluated in self._to_save.items():
                 self.save(path, evaluated)
             self._to_save = {}
-
-    def settings(self) -> dict[str, Any]:
-        """What must be the same when the run goes on."""
-        plan = self.plan
-        # Files from before there was a choice know nothing of it.
-        chosen: dict[str, Any] = {} if plan.last_batch == "smaller" else {"last_batch": plan.last_batch}
-        if plan.steps_per_epoch is not None:
-            chosen["steps_per_epoch"] = plan.steps_per_epoch
-        if plan.class_weight is not None:
-            chosen["class_weight"] = plan.class_weight
-        return {
-            **chosen,
-            "samples": plan.data.count,
-            "batch_size": plan.batch_size,
-            "accumulate": plan.accumulate,
-            "shuffle_seed": plan.seed,
-            "metrics": [metric.name for metric in self.trainer.metrics],
-        }
-
-    def state(self, trained: list[Array] | None) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Everything about the run that the graph does not know: plain data, and arrays.
-
-        trained  the weights being trained, where the file's own are others
-        """
-        history, arrays = self.history.state()
-        if trained is not None:
-            arrays |= dict(zip(self._trained_names(), trained, strict=True))
-        callbacks = {key: one.state() for key, one in callback_keys(self.plan.callbacks).items()}
-        plain = {
-            "version": VERSION,
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "step": self.step,
-            "settings": self.settings(),
-            "learning_rates": [self._first_rates[0], self._rates[0]],
-            "group_rates": [self._first_rates[1:], self._rates[1:]],
-            "loss": [self._mean.total, self._mean.rows],
-            "terms": self._mean.terms,
-            "metrics": packed([metric.state() for metric in self.trainer.metrics], arrays, "metrics"),
-            "stopped": self.trainer.stopped_by,
-            "callbacks": packed(callbacks, arrays, "callbacks"),
-            "history": history,
-            "weights": "evaluated" if trained is not None else "trained",
-        }
-        prepared = self.plan.data.preprocessing
-        return {"trainer": plain} | ({} if prepared is None else {"data": prepared}), arrays
-
-    def _trained_names(self, old: bool = False) -> list[str]:
-        """What the weights being trained are called in a file whose own weights are others."""
-        model = self.trainer.model
-        return [f"trained weights/{name}" for name in (model.old_weight_names() if old else model.weight_names())]
-
-    def _check_settings(self, path: str) -> None:
-        from mlcompute.saving import Checkpoint
-
-        with Checkpoint(path) as checkpoint:
-            progress = checkpoint.progress
-            saved = progress.get("trainer") if isinstance(progress, dict) else None
-            if saved is None:
-                raise DataError(
-                    f"Trainer.fit: {path} does not come from a Trainer's run",
-                    fix="take over its weights with mlcompute.restore(trainer.training, path), then fit without resume",
-                )
-            if saved["version"] > VERSION:
-                raise DataError(f"Trainer.fit: {path} was saved by a later version of mlcompute")
-            if self.plan.chose_seed and saved["settings"].get("shuffle_seed") is not None:
-                self.plan = replace(self.plan, seed=int(saved["settings"]["shuffle_seed"]))
-            check_settings(saved["settings"], self.settings(), path)
-            check_callbacks(self.plan.callbacks, saved["callbacks"], path)
-
-    def _resume(self, path: str) -> None:
-        from mlcompute.saving import Checkpoint, restore
-
-        with Checkpoint(path) as checkpoint:
-            saved = checkpoint.progress["trainer"]
-            arrays = {name: checkpoint.arrays[name] for name in checkpoint.arrays}
-        has_old_names = saved["version"] < ONE_RULE_FOR_NAMES
-        # The graph first: whatever does not fit is refused before anything has changed.
-        report = restore(self.trainer.training, path, exact=True)
-        for note in report.notes:
-            self.display.note(f"{path}: {note}; the numbers may differ from a run that never stopped")
-        if saved.get("weights") == "evaluated":
-            self.trainer.set_weights([arrays[name] for name in self._trained_names(has_old_names)])
-        restore_callbacks(self.plan.callbacks, unpacked(saved["callbacks"], arrays))
-        self.epoch, self.batch, self.step = saved["epoch"], saved["batch"], saved["step"]
-        if "learning_rates" in saved:
-            none = [None] * len(self.trainer.optimizer.groups)
-            groups = saved.get("group_rates", [none, none])
-            self._first_rates, now = ([float(saved["learning_rates"][i]), *groups[i]] for i in (0, 1))
-            set_rates(self.trainer.optimizer, now)
-        self._counted = self.step
-        self._mean.total, self._mean.rows = float(saved["loss"][0]), int(saved["loss"][1])
-        terms = {name: float(total) for name, total in saved.get("terms", {}).items()}
-        for metric, state in zip(self.trainer.metrics, unpacked(saved["metrics"], arrays), strict=True):
-            # Files of before there were others hold the sum and the count of a mean.
-            metric.restore(state if isinstance(state, dict) else dict(zip(("total", "count"), state, strict=True)))
-        self.history = self.trainer.history = History.from_state(saved["history"], arrays)
-        if has_old_names:
-            renamed = self.trainer.model.renamed_layers()
-            rename_layers(self.history, renamed)
-            terms = {renamed.get(name, name): total for name, total in terms.items()}
-        self._mean.terms.update(terms)
-        if saved["stopped"]:
-            self.trainer.stop(saved["stopped"])
 
 
 #: How many steps may be running when the next one is prepared.

@@ -20,7 +20,6 @@ from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
-from mlcompute.layers.names import layer_names, old_layer_names, slot_name, slots_of
 from mlcompute.layers.objective import ObjectiveLayer, is_loss
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.optimizers import Optimizer
@@ -28,7 +27,6 @@ from mlcompute.runtime.compiled_graph import without_losses
 from mlcompute.runtime.definition import definition_of
 from mlcompute.runtime.reductions import reduction_of_loss, reductions
 from mlcompute.runtime.session import session_of
-from mlcompute.saving.names import names_of
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.arrays import Arrays
 from mlcompute.trainer.class_weights import weight_table
@@ -451,42 +449,6 @@ class Model(Predictor):
     def parameters(self) -> list[Tensor]:
         """What the optimizer updates, each once, in the graph's order."""
         return list(session_of(self.training).compile_if_needed().parameters)
-
-    def names(self) -> dict[Tensor, str]:
-        """Every tensor of the training graph by name, as in checkpoints: 'layer.slot' for parameters."""
-        return names_of(self.training)
-
-    def kept_tensors(self) -> list[Tensor]:
-        """Parameters and statistics: everything that training changes besides optimizer state."""
-        statistics = [t for node in self.training.nodes for t in node.layer.statistics.values()]
-        layers = [p.tensor for node in self.training.nodes for p in node.layer.parameters.values()]
-        return list(dict.fromkeys([*self.parameters, *layers, *statistics]))
-
-    def weight_names(self) -> list[str]:
-        """'layer.slot' for each of `kept_tensors`."""
-        names = self.names()
-        return [names[tensor] for tensor in self.kept_tensors()]
-
-    def old_weight_names(self) -> list[str]:
-        """The same as files from before there was one rule for names have them."""
-        names: dict[Tensor, str] = {}
-        for node in self.training.nodes:
-            for slot, tensor in slots_of(node.layer).items():
-                names.setdefault(tensor, slot_name(node.layer.label, slot))
-        found: dict[str, Tensor] = {}
-        for tensor in self.kept_tensors():
-            name, number = names.get(tensor, tensor.label), 1
-            while name in found:
-                number += 1
-                name = f"{names.get(tensor, tensor.label)} {number}"
-            found[name] = tensor
-        return list(found)
-
-    def renamed_layers(self) -> dict[str, str]:
-        """Old names of layers -> the names they have now."""
-        layers = [node.layer for node in self.training.nodes]
-        new = layer_names(layers)
-        return {old: new[layer] for layer, old in old_layer_names(layers).items()}
 
 
 def _with_loss(output: Output, losses: Sequence[Node], labels: Mapping[str, Tensor]) -> Output:

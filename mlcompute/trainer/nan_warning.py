@@ -14,6 +14,7 @@ from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.trainer.callbacks.callback import Callback
 from mlcompute.trainer.callbacks.nan import TerminateOnNaN, find_nan_in
 from mlcompute.trainer.metrics import Array
+from mlcompute.trainer.weight_names import weight_names
 
 if TYPE_CHECKING:
     from mlcompute.trainer.steps import Outcome
@@ -80,7 +81,7 @@ class NaNWarning:
         return f"{self._bad_weights() or 'the weights have grown until numbers overflow'}; {advice}"
 
     def _bad_weights(self) -> str:
-        names, weights = self._trainer.model.weight_names(), self._trainer.copy_weights()
+        names, weights = weight_names(self._trainer.training), self._trainer.copy_weights()
         bad = [name for name, array in zip(names, weights, strict=True) if not _are_finite([array])]
         return f"{len(bad)} of {len(names)} weights hold NaN or infinity, the first is '{bad[0]}'" if bad else ""
 

@@ -11,6 +11,7 @@ from mlcompute.runtime.session import session_of
 from mlcompute.runtime.storage import Storage
 from mlcompute.runtime.tensor_state import storage_of
 from mlcompute.trainer.model import Model
+from mlcompute.trainer.weight_names import kept_tensors
 
 
 class Snapshot:
@@ -49,7 +50,7 @@ def is_finite(model: Model) -> bool:
 
 def _storages(model: Model) -> list[Storage]:
     """Where the values lie."""
-    found = [storage_of(tensor) for tensor in model.kept_tensors() if tensor.keeps_data]
+    found = [storage_of(tensor) for tensor in kept_tensors(model.training) if tensor.keeps_data]
     state = session_of(model.training).state
     if state is not None:
         found += [buffer for tensor in model.parameters for buffer in state.of(tensor)]

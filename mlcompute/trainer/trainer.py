@@ -23,23 +23,25 @@ from mlcompute.layers.read_only import ReadOnly
 from mlcompute.optimizers import Optimizer
 from mlcompute.runtime.definition import definition_of
 from mlcompute.runtime.session import session_of
+from mlcompute.saving.names import names_of
 from mlcompute.tensor import Tensor
-from mlcompute.trainer.arrays import Arrays
 from mlcompute.trainer.callbacks.callback import Callback, expect_callback
-from mlcompute.trainer.class_weights import ClassWeight, class_numbers
-from mlcompute.trainer.data import Batch, Data
+from mlcompute.trainer.class_weights import ClassWeight
+from mlcompute.trainer.data import Batch
 from mlcompute.trainer.data_from import data_from, weights_that_come
-from mlcompute.trainer.evaluation import Scores, check_evaluation, evaluate, predict
-from mlcompute.trainer.fitting import Fitting, Plan
+from mlcompute.trainer.evaluation import Scores, evaluate, predict
+from mlcompute.trainer.fitting import Fitting
 from mlcompute.trainer.history import History
 from mlcompute.trainer.last_batch import LastBatch, checked_choice, expect_small_batches, expect_weights
 from mlcompute.trainer.make_model import model_from
 from mlcompute.trainer.metrics import Array, Metric
 from mlcompute.trainer.metrics.names import Metrics, metrics_by_output
+from mlcompute.trainer.plan import Asked, Plan
 from mlcompute.trainer.progress import Display, display_for
 from mlcompute.trainer.rounds import Rounds
 from mlcompute.trainer.schedules import Length
 from mlcompute.trainer.several_losses import Loss, LossWeights
+from mlcompute.trainer.weight_names import kept_tensors
 from mlcompute.training import TrainingGraph
 
 Path = str | os.PathLike[str]
@@ -168,7 +170,7 @@ class Trainer:
     def parameter_names(self) -> dict[Tensor, str]:
         """'layer.slot' of every parameter, as in checkpoints."""
         if self._names is None:
-            names = self.model.names()
+            names = names_of(self.training)
             self._names = {tensor: names[tensor] for tensor in self.parameters}
         return self._names
 
@@ -257,23 +259,8 @@ class Trainer:
         last_batch = checked_choice(who, last_batch)
         if last_batch == "pad":
             expect_weights(who, self.model)
-        comes = weights_that_come(x) if sample_weight is None else sample_weight
-        if comes is not None or (isinstance(validation, tuple) and len(validation) == 3):
-            self.model.weigh_samples(comes if comes is not None else validation[2], who=who)
-        if validation_split is not None and validation is not None:
-            raise DataError(f"{who}: validation and validation_split were both given", fix="give one of them")
-        tables: dict[str, Array] = {}
-        if validation is None and validation_split is None and hasattr(type(x), "data_for"):
-            validation = x.validation  # a Dataset brings its own
-        if class_weight is not None:
-            tables = self.model.class_weights(who, class_weight, lambda name: self._class_numbers(who, x, y, name))
-        data = data_from(who, replace(self.model.feed, class_weights=tables), x, y, sample_weight)
-        self.model.look_at(data)
-        if validation_split is not None:
-            unweighed = data if not tables else data_from(who, self.model.feed, x, y, sample_weight)
-            if not isinstance(data, Arrays) or not isinstance(unweighed, Arrays):
-                raise DataError(f"{who}: validation_split needs arrays", fix="give validation=(x, y), or batches")
-            data, validation = data.split(who, validation_split)[0], unweighed.split(who, validation_split)[1]
+        asked = Asked(who, self.model, x, y, sample_weight, class_weight)
+        data, validation = asked.data(validation, validation_split)
         if steps_per_epoch is not None:
             per_epoch = whole(who, "steps_per_epoch", steps_per_epoch, 1) * whole(who, "accumulate", accumulate, 1)
             data = Rounds(who, data, per_epoch)
@@ -294,12 +281,12 @@ class Trainer:
             accumulate=whole(who, "accumulate", accumulate, 1),
             seed=seed,
             chose_seed=shuffle and shuffle_seed is None,
-            validation=None if validation is None else (self._validation(validation, epochs), self.model.feed.batch),
+            validation=None if validation is None else asked.validation(validation, epochs),
             callbacks=list(callbacks),
             checkpoint=None if checkpoint is None else os.fspath(checkpoint),
             last_batch=last_batch,
             steps_per_epoch=steps_per_epoch,
-            class_weight=_plain(tables),
+            class_weight=asked.class_weight,
         )
         if last_batch == "smaller":
             expect_small_batches(who, self.model, data, size)
@@ -345,31 +332,6 @@ class Trainer:
                 f"accumulate={-(-size // most)}",
             )
         return size
-
-    def _class_numbers(self, who: str, x: Any, y: Any, name: str) -> Array | None:
-        """The integer class labels of all samples; None where only going through them tells."""
-        data = data_from(who, self.model.feed, x, y)
-        if hasattr(type(x), "data_for") and not isinstance(data, Arrays) and x.classes:
-            return np.asarray(x.y)  # of a Dataset that is read batch by batch, the labels are in memory
-        found = [one for one in data.labels if one.name == name] if isinstance(data, Arrays) else []
-        return class_numbers(found[0], self.model.feed.class_axes.get(name, 1)) if found else None
-
-    def _validation(self, given: Any, epochs: int) -> Data:
-        if isinstance(given, (int, float)):
-            raise DataError(
-                f"Trainer.fit: validation is {given}",
-                expected="(x, y), or an iterable of batches",
-                fix="say validation_split=0.2, or so, to hold samples out",
-            )
-        is_list_of_arrays = isinstance(given, list) and len(given) > 0 and all(hasattr(part, "shape") for part in given)
-        parts = given if isinstance(given, tuple) or is_list_of_arrays else (given,)
-        if not 1 <= len(parts) <= 3:
-            raise DataError(f"Trainer.fit: validation has {len(parts)} parts", expected="(x, y) or (x, y, weights)")
-        data = data_from("Trainer.fit: validation", self.model.feed, *parts)
-        self.model.look_at(data)
-        data.check(epochs, None)
-        check_evaluation("Trainer.fit: validation", self.model, data, self.model.feed.batch)
-        return data
 
     def stop(self, by: str = "stop") -> None:
         """End training after the current step; `history.stopped` will say who asked."""
@@ -433,11 +395,11 @@ class Trainer:
         if evaluated and self._fitting is not None:
             with self._fitting.evaluated_weights():
                 return self.copy_weights()
-        return [np.array(tensor) for tensor in self.model.kept_tensors()]
+        return [np.array(tensor) for tensor in kept_tensors(self.training)]
 
     def set_weights(self, arrays: Sequence[Array]) -> None:
         """Write values into parameters and running statistics, in place."""
-        _write(self.model.kept_tensors(), arrays)
+        _write(kept_tensors(self.training), arrays)
 
     def set_final_weights(self, arrays: Sequence[Array]) -> None:
         """For callbacks, in `on_train_end`: `set_weights` with what was found best, which no average replaces."""
@@ -524,12 +486,6 @@ class Trainer:
         evaluated  the weights in the file are those that validation uses; False: those being trained
         """
         self._running("save_when_settled").save_soon(os.fspath(path), evaluated)
-
-
-def _plain(tables: Mapping[str, Array]) -> list[float] | dict[str, list[float]] | None:
-    """Weights of classes as a file has them: those of the only labels without their name."""
-    found = {name: [float(weight) for weight in table] for name, table in tables.items()}
-    return found if len(found) > 1 else next(iter(found.values()), None)
 
 
 def _write(tensors: Sequence[Tensor], arrays: Sequence[Array]) -> None:

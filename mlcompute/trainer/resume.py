@@ -1,0 +1,137 @@
+"""Where a run is, as plain data and arrays beside the graph's own; and how another run goes on from there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from mlcompute.errors import DataError
+from mlcompute.trainer.checkpoint import (
+    ONE_RULE_FOR_NAMES,
+    VERSION,
+    callback_keys,
+    check_callbacks,
+    expect_same_settings,
+    packed,
+    restore_callbacks,
+    unpacked,
+)
+from mlcompute.trainer.history import History, rename_layers
+from mlcompute.trainer.metrics import Array
+from mlcompute.trainer.rates import set_rates
+from mlcompute.trainer.weight_names import old_weight_names, renamed_layers, weight_names
+from mlcompute.training import TrainingGraph
+
+if TYPE_CHECKING:
+    from mlcompute.trainer.fitting import Fitting
+
+
+def settings_of(run: Fitting) -> dict[str, Any]:
+    """What must be the same when the run goes on."""
+    plan = run.plan
+    # Files from before there was a choice know nothing of it.
+    chosen: dict[str, Any] = {} if plan.last_batch == "smaller" else {"last_batch": plan.last_batch}
+    if plan.steps_per_epoch is not None:
+        chosen["steps_per_epoch"] = plan.steps_per_epoch
+    if plan.class_weight is not None:
+        chosen["class_weight"] = plan.class_weight
+    return {
+        **chosen,
+        "samples": plan.data.count,
+        "batch_size": plan.batch_size,
+        "accumulate": plan.accumulate,
+        "shuffle_seed": plan.seed,
+        "metrics": [metric.name for metric in run.trainer.metrics],
+    }
+
+
+def state_of_run(run: Fitting, trained: list[Array] | None) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Everything about the run that the graph does not know: plain data, and arrays.
+
+    trained  the weights being trained, where the file's own are others
+    """
+    history, arrays = run.history.state()
+    if trained is not None:
+        arrays |= dict(zip(_trained_names(run.trainer.training), trained, strict=True))
+    callbacks = {key: one.state() for key, one in callback_keys(run.plan.callbacks).items()}
+    plain = {
+        "version": VERSION,
+        "epoch": run.epoch,
+        "batch": run.batch,
+        "step": run.step,
+        "settings": settings_of(run),
+        "learning_rates": [run.first_rates[0], run.rates[0]],
+        "group_rates": [run.first_rates[1:], run.rates[1:]],
+        "loss": [run.mean.total, run.mean.rows],
+        "terms": run.mean.terms,
+        "metrics": packed([metric.state() for metric in run.trainer.metrics], arrays, "metrics"),
+        "stopped": run.trainer.stopped_by,
+        "callbacks": packed(callbacks, arrays, "callbacks"),
+        "history": history,
+        "weights": "evaluated" if trained is not None else "trained",
+    }
+    prepared = run.plan.data.preprocessing
+    return {"trainer": plain} | ({} if prepared is None else {"data": prepared}), arrays
+
+
+def _trained_names(training: TrainingGraph, old: bool = False) -> list[str]:
+    """What the weights being trained are called in a file whose own weights are others."""
+    return [f"trained weights/{name}" for name in (old_weight_names if old else weight_names)(training)]
+
+
+def check_settings(run: Fitting, path: str) -> None:
+    """Refuse a file that the run cannot go on from; a seed that nobody gave is the file's."""
+    from mlcompute.saving import Checkpoint
+
+    with Checkpoint(path) as checkpoint:
+        progress = checkpoint.progress
+        saved = progress.get("trainer") if isinstance(progress, dict) else None
+        if saved is None:
+            raise DataError(
+                f"Trainer.fit: {path} does not come from a Trainer's run",
+                fix="take over its weights with mlcompute.restore(trainer.training, path), then fit without resume",
+            )
+        if saved["version"] > VERSION:
+            raise DataError(f"Trainer.fit: {path} was saved by a later version of mlcompute")
+        if run.plan.chose_seed and saved["settings"].get("shuffle_seed") is not None:
+            run.plan = replace(run.plan, seed=int(saved["settings"]["shuffle_seed"]))
+        expect_same_settings(saved["settings"], settings_of(run), path)
+        check_callbacks(run.plan.callbacks, saved["callbacks"], path)
+
+
+def go_on(run: Fitting, path: str) -> None:
+    """Put a run, its graph and its callbacks where the run in the file was."""
+    from mlcompute.saving import Checkpoint, restore
+
+    with Checkpoint(path) as checkpoint:
+        saved = checkpoint.progress["trainer"]
+        arrays = {name: checkpoint.arrays[name] for name in checkpoint.arrays}
+    trainer = run.trainer
+    has_old_names = saved["version"] < ONE_RULE_FOR_NAMES
+    # The graph first: whatever does not fit is refused before anything has changed.
+    report = restore(trainer.training, path, exact=True)
+    for note in report.notes:
+        run.display.note(f"{path}: {note}; the numbers may differ from a run that never stopped")
+    if saved.get("weights") == "evaluated":
+        trainer.set_weights([arrays[name] for name in _trained_names(trainer.training, has_old_names)])
+    restore_callbacks(run.plan.callbacks, unpacked(saved["callbacks"], arrays))
+    run.epoch, run.batch, run.step = saved["epoch"], saved["batch"], saved["step"]
+    if "learning_rates" in saved:
+        none = [None] * len(trainer.optimizer.groups)
+        groups = saved.get("group_rates", [none, none])
+        run.first_rates, now = ([float(saved["learning_rates"][i]), *groups[i]] for i in (0, 1))
+        set_rates(trainer.optimizer, now)
+    run.counted = run.step
+    run.mean.total, run.mean.rows = float(saved["loss"][0]), int(saved["loss"][1])
+    terms = {name: float(total) for name, total in saved.get("terms", {}).items()}
+    for metric, state in zip(trainer.metrics, unpacked(saved["metrics"], arrays), strict=True):
+        # Files of before there were others hold the sum and the count of a mean.
+        metric.restore(state if isinstance(state, dict) else dict(zip(("total", "count"), state, strict=True)))
+    run.history = trainer.history = History.from_state(saved["history"], arrays)
+    if has_old_names:
+        renamed = renamed_layers(trainer.training)
+        rename_layers(run.history, renamed)
+        terms = {renamed.get(name, name): total for name, total in terms.items()}
+    run.mean.terms.update(terms)
+    if saved["stopped"]:
+        trainer.stop(saved["stopped"])
