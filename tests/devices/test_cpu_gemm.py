@@ -70,6 +70,23 @@ def test_products_of_all_sizes(rows: int, columns: int, depth: int) -> None:
             np.testing.assert_allclose(c, expected, rtol=1e-5, atol=1e-5 * np.sqrt(depth))
 
 
+@pytest.mark.usefixtures("_lanes")
+@pytest.mark.parametrize("vectors", [1, 2, 3, 4, 5, 6, 7, 9, 10, 13])
+@pytest.mark.parametrize("missing", [0, 3])
+def test_a_last_panel_with_few_columns(vectors: int, missing: int) -> None:
+    """Packed and multiplied as if there were a few more columns, in wide panels."""
+    columns, rows, depth = vectors * packed_gemm.vector_lanes() - missing, 13, 131
+    as_if = packed_gemm.in_wide_panels(columns)
+    rng = np.random.default_rng(vectors)
+    a, b = rng.standard_normal((rows, depth)).astype("f"), rng.standard_normal((depth, columns)).astype("f")
+    packed = np.full(as_if * depth, np.nan, np.float32)
+    call(packed_gemm.pack_rows(as_if), [0, columns, depth, columns], [b, packed])
+    c = np.full((rows, columns + 3), 7, "f")
+    call(packed_gemm.packed_gemm(as_if), [rows, columns, depth, depth, 0, depth, 1, columns + 3], [a, packed, c])
+    np.testing.assert_allclose(c[:, :columns], a.astype(np.float64) @ b, rtol=1e-5, atol=1e-4)
+    assert (c[:, columns:] == 7).all()
+
+
 @pytest.mark.parametrize(("rows", "columns", "depth"), SIZES)
 def test_a_row_does_not_depend_on_its_neighbours(rows: int, columns: int, depth: int) -> None:
     rng = np.random.default_rng(rows)

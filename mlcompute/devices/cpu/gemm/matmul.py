@@ -16,6 +16,7 @@ from mlcompute.devices.cpu.gemm.gemm_bfloat16 import bfloat16_entries, bfloat16_
 from mlcompute.devices.cpu.gemm.gemm_blocked import blocked_workspace, gemm_blocked_entry
 from mlcompute.devices.cpu.gemm.gemm_by_rows import gemm_by_rows_entry
 from mlcompute.devices.cpu.gemm.gemm_few_rows import few_rows_entry, has_few_rows
+from mlcompute.devices.cpu.gemm.gemm_split_k import split_k_entries, suits_split_k
 from mlcompute.devices.cpu.gemm.gemm_tn import is_gemm_tn
 from mlcompute.devices.cpu.kernels.widened import has_bfloat16
 from mlcompute.devices.cpu.onednn.entries import report_status
@@ -54,6 +55,8 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
         nbytes = workspace(step)
         buffer = operands.workspace(step, 0, nbytes) if nbytes else None
         return [gemm_blocked_entry(step, operands, a, b, y, _batch(a, b, y), buffer)]
+    if not is_gemm_tn(a, b, y) and suits_split_k(a, b, y):
+        return split_k_entries(step, a, b, y)
     entry = gemm_entry(step, operands, a, b, y)
     return None if entry is None else [entry]
 

@@ -34,6 +34,8 @@ def registers() -> int:
 
 #: What a vector of a panel costs, by the vectors a panel has: few of them leave few sums to work on at once.
 _COSTS = {1: 1.25, 2: 1.08, 3: 1.02, 4: 1.0}
+#: Vectors of a last panel that are summed alone, where there are no more of them.
+_NARROW = (1, 2)
 
 
 def _widths() -> range:
@@ -49,8 +51,14 @@ def panel_width(columns: int) -> int:
 def in_wide_panels(columns: int) -> int:
     """As many columns, or a few more, as have wide panels: for packing and multiplying the given ones as if so many."""
     vectors = -(-columns // vector_lanes())
-    counts = {-(-vectors // width) * width: _COSTS[width] for width in reversed(_widths())}
-    return min(counts, key=lambda count: count * counts[count]) * vector_lanes()
+
+    def cost(width: int) -> float:
+        full, rest = divmod(vectors, width)
+        used = rest if rest in _NARROW else width * (rest > 0)
+        return full * width * _COSTS[width] + used * _COSTS[used or width]
+
+    width = min(_widths(), key=cost)
+    return -(-vectors // width) * width * vector_lanes()
 
 
 def padded(columns: int) -> int:
@@ -138,24 +146,42 @@ def _write_packed_gemm(code: Code, width: int) -> None:
             b_block = code.at(b, code.add(code.mul(column, packed), code.mul(start, panel)), "float")
             c_block = code.at(c, column, "float")
             remaining = code.sub(columns, column)
-            begin: str | int = 0
-            for height in (tallest_tile(width), 4, 2, 1):
-                end = code.add(begin, code.mul(code.div(code.sub(rows, begin), height), height))
-                with code.loop(begin, end, height) as row:
-                    numbers = [code.add(row, i) for i in range(height)]
-                    a_rows = [Line(code, code.at(a_block, code.mul(i, a_row), "float"), "float") for i in numbers]
-                    c_rows = [Line(code, code.at(c_block, code.mul(i, c_row), "float"), "float") for i in numbers]
-                    tile = _tile(code, width, steps, a_rows, a_depth, b_block)
-                    _finish(code, tile, c_rows, adds, remaining)
-                begin = end
+            for used, wanted in _panel_uses(code, width, remaining):
+                with code.when(wanted):
+                    begin: str | int = 0
+                    for height in (tallest_tile(used), 4, 2, 1):
+                        end = code.add(begin, code.mul(code.div(code.sub(rows, begin), height), height))
+                        with code.loop(begin, end, height) as row:
+                            numbers = [code.add(row, i) for i in range(height)]
+                            a_rows = _lines(code, a_block, a_row, numbers)
+                            c_rows = _lines(code, c_block, c_row, numbers)
+                            tile = _tile(code, used, panel, steps, a_rows, a_depth, b_block)
+                            _finish(code, tile, c_rows, adds, remaining)
+                        begin = end
 
 
-def _tile(code: Code, width: int, steps: str, a_rows: list[Line], a_depth: str, b: str) -> list[list[SimdValue]]:
-    """Rows of `width` vectors, summed over `steps` in registers."""
+def _lines(code: Code, base: str, stride: str, numbers: Sequence[str]) -> list[Line]:
+    return [Line(code, code.at(base, code.mul(number, stride), "float"), "float") for number in numbers]
+
+
+def _panel_uses(code: Code, width: int, remaining: str) -> list[tuple[int, str]]:
+    """How many vectors of a panel are summed, and when: the last panel may have few columns."""
+    uses, wider = [], "true"
+    for used in (used for used in _NARROW if used < width):
+        fits = code.let(f"icmp sle i64 {remaining}, {used * vector_lanes()}")
+        uses.append((used, code.let(f"and i1 {wider}, {fits}")))
+        wider = code.let(f"xor i1 {fits}, true")
+    return [*uses, (width, wider)]
+
+
+def _tile(
+    code: Code, width: int, panel: int, steps: str, a_rows: list[Line], a_depth: str, b: str
+) -> list[list[SimdValue]]:
+    """Rows of `width` vectors, summed over `steps` in registers; `panel`: from one depth to the next in b."""
     lanes = vector_lanes()
     sums = [[Variable(splat_constant(code, 0.0)) for _ in range(width)] for _ in a_rows]
     with code.loop(0, steps) as k:
-        b_row = Line(code, code.at(b, code.mul(k, width * lanes), "float"), "float")
+        b_row = Line(code, code.at(b, code.mul(k, panel), "float"), "float")
         b_vectors = [b_row.load(v * lanes) for v in range(width)]
         offset = code.mul(k, a_depth)
         for a_row, row_sums in zip(a_rows, sums, strict=True):
