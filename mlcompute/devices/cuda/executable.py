@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,19 +15,21 @@ from mlcompute.devices.cuda.arguments import ArgumentBlock
 from mlcompute.devices.cuda.branches import branches, enqueue_branches
 from mlcompute.devices.cuda.completion import CudaCompletion, Statuses
 from mlcompute.devices.cuda.exchange import GpuArray
+from mlcompute.devices.cuda.failed_step import explain
 from mlcompute.devices.cuda.input_blocks import RESULT_BYTES, InputBlocks, KeptValue, Reader, SmallPart
-from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
+from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.cuda.memory import CudaBuffer
-from mlcompute.devices.cuda.merge_launches import merge_launches
+from mlcompute.devices.cuda.merge_launches import merge_launches, without_unused
 from mlcompute.devices.cuda.pinned_copies import Copy, PinnedCopies
+from mlcompute.devices.cuda.placed_constants import PlacedConstants
 from mlcompute.devices.device import Buffer, Completion, Engine, Executable, Profile
 from mlcompute.devices.foreign_array import Lying
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.devices.scalars import Scalars
 from mlcompute.errors import DeviceError, ExecutionError
 from mlcompute.ops.bfloat16 import is_numeric
-from mlcompute.ops.op import Array, Step, Value, run_meaning
+from mlcompute.ops.op import Array, Step, Value
 
 if TYPE_CHECKING:
     from mlcompute.devices.cuda.device import Cuda
@@ -37,12 +39,8 @@ Work = Launch | LibraryCall
 Lent = tuple[tuple[int, int], ...]
 #: Phases, block of inputs, and such memory.
 _GraphKey = tuple[tuple[str, ...], int, Lent]
-#: Constants begin at multiples of so many bytes, as buffers do.
-_ALIGNMENT = 256
 #: Each small result that is sent to the host is a node of its own.
 _MOST_REPORTED = 2
-#: Inputs of a step that failed are looked at up to so many bytes.
-_MOST_EXPLAINED = 1 << 30
 #: Graphs contain addresses: there are graphs for so many sets of arrays that lie on the device already.
 _MOST_LENT = 4
 
@@ -78,8 +76,8 @@ class CudaExecutable(Executable):
         #: Sets of such arrays for which there are graphs, the one used last at the end; and others seen before.
         self._known: dict[Lent, None] = {}
         self._seen: deque[Lent] = deque(maxlen=4 * _MOST_LENT)
-        self._constants = self._place_constants()
-        needed = _needed(self._made(), program, self._operands)
+        self._constants = PlacedConstants(self._driver, engine.staging, program.constants)
+        needed = without_unused(self._made(), program, self._operands)
         self._work = merge_launches(needed, program.plan, runs_in_phases=not program.runs_at_once)
         self._name_merged()
         launches = [work for work in self._work if isinstance(work, Launch)]
@@ -89,7 +87,7 @@ class CudaExecutable(Executable):
             if launch.shared_bytes:
                 self._driver.allow_shared_memory(function, launch.shared_bytes)
         self._statuses = Statuses(engine, self._work, self._explain, self._blocks.turns)
-        self._arguments = ArgumentBlock(launches, self._constant_address, self._statuses)
+        self._arguments = ArgumentBlock(launches, self._constants.address_of, self._statuses)
         self.can_fail, self.contains_failures = self._statuses.can_fail, True
         self.sends: dict[Value, int] = {}
         #: What is copied before and after the kernels of a run.
@@ -121,22 +119,6 @@ class CudaExecutable(Executable):
                 for number, step in enumerate(dict.fromkeys(work.steps if work.parts else ())):
                     self.notes[step] = f"{work.kernel}, {work.grid[0]} blocks" if number == 0 else "in the same launch"
 
-    def _place_constants(self) -> CudaBuffer:
-        """All constants one after the other, sent at once."""
-        places: dict[Value, int] = {}
-        size = 0
-        for value in self.program.constants:
-            places[value] = size
-            size += -(-value.nbytes // _ALIGNMENT) * _ALIGNMENT
-        memory = np.zeros(size, np.uint8)
-        for value, array in self.program.constants.items():
-            data = np.ascontiguousarray(array, value.dtype).reshape(-1).view(np.uint8)
-            memory[places[value] : places[value] + value.nbytes] = data
-        buffer = CudaBuffer(self._driver, self.engine.staging, size)
-        buffer.write(memory)
-        self._places = places
-        return buffer
-
     # Addresses --------------------------------------------------------------------------------------------------
 
     def place(self, arena: Buffer) -> None:
@@ -153,21 +135,15 @@ class CudaExecutable(Executable):
             self._graphs = dict.fromkeys(self._graphs)
             self.rebindings += 1
 
-    def _constant_address(self, operand: Operand) -> int | None:
-        place = self._places.get(operand.base)
-        return None if place is None else self._constants.address + place + operand.byte_offset
-
     def _address(self, operand: Operand) -> int | None:
         """Where an operand lies; None for what has not been bound yet."""
         base = operand.base
         placement = self.program.plan.placements.get(base)
         if placement is not None:
             return None if self._arena is None else self._arena.address + placement.offset + operand.byte_offset
-        if base in self._places:
-            return self._constant_address(operand)
         buffer = self._buffers.get(base)
         address = self._fed.get(base) if buffer is None else buffer.address
-        return None if address is None else address + operand.byte_offset
+        return self._constants.address_of(operand) if address is None else address + operand.byte_offset
 
     def bind(self, value: Value, buffer: Buffer) -> None:
         assert isinstance(buffer, CudaBuffer)
@@ -471,28 +447,7 @@ class CudaExecutable(Executable):
         return _Graph(self.engine, self._driver.end_capture(stream))
 
     def _explain(self, step: Step) -> str | None:
-        """What the NumPy meaning of a step that failed says to its inputs, if no later step has overwritten them."""
-        place = self.program.steps.index(step)
-        if sum(value.nbytes for value in step.inputs) > _MOST_EXPLAINED or not all(
-            self._is_intact(self._operands[value].base, place) for value in step.inputs
-        ):
-            return None
-        try:
-            with np.errstate(all="ignore"):
-                run_meaning(step, [self.read(value) for value in step.inputs])
-        except (ValueError, IndexError) as error:
-            return str(error)
-        return None
-
-    def _is_intact(self, base: Value, place: int) -> bool:
-        """Does memory still hold what it held at a step, after all others?"""
-        placements = self.program.plan.placements
-        own = placements.get(base)
-        return own is None or not any(
-            other.first >= place and other.offset < own.offset + own.nbytes and own.offset < other.offset + other.nbytes
-            for value, other in placements.items()
-            if value is not base
-        )
+        return explain(self.program, self._operands, self.read, step)
 
     def _run_profiled(self, phases: Sequence[str], profile: Profile) -> None:
         """Kernel after kernel, with marks between them."""
@@ -529,23 +484,6 @@ def _release(engine: Cuda, graph: int) -> None:
     with contextlib.suppress(DeviceError):
         engine.synchronize()
         engine.driver.free_graph(graph)
-
-
-def _needed(work: list[Work], program: Program, operands: Operands) -> list[Work]:
-    """Work without what only writes results that nobody else touches: a step may return more than is used."""
-    kept = {operands[value].base for value in program.kept}
-    touched = Counter(base for each in work for base in each.touched[0])
-    workspaces = set(program.plan.workspaces.values())
-
-    def is_used(base: Value) -> bool:
-        return base in kept or touched[base] > 1 or base in workspaces or base not in program.plan.placements
-
-    def is_needed(each: Work) -> bool:
-        written = each.touched[1]
-        may_fail = isinstance(each, Launch) and any(isinstance(argument, Status) for argument in each.arguments)
-        return may_fail or not written or any(map(is_used, written))
-
-    return [each for each in work if is_needed(each)]
 
 
 def _shares(work: Work) -> list[tuple[Step, float]]:

@@ -9,6 +9,7 @@ Neither changes a bit of the results.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -16,9 +17,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mlcompute.compiler.plan_memory import MemoryPlan, Placement
+from mlcompute.compiler.program import Program
 from mlcompute.devices.cuda.codegen.joined_source import Part, one_after_the_other, side_by_side
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Rows, Status
-from mlcompute.devices.loop_nest import Operand
+from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.op import Step, Value
 
 Work = Launch | LibraryCall
@@ -316,3 +318,20 @@ def _chained(launches: Sequence[Launch], parts: Mapping[Work, Part]) -> Launch:
         first.step, name, source, arguments, [], (1, 1, 1), (threads, 1, 1),
         guarded=any(launch.guarded for launch in launches), parts=list(launches),
     )  # fmt: skip
+
+
+def without_unused(work: list[Work], program: Program, operands: Operands) -> list[Work]:
+    """Work without what only writes results that nobody else touches: a step may return more than is used."""
+    kept = {operands[value].base for value in program.kept}
+    touched = Counter(base for each in work for base in each.touched[0])
+    workspaces = set(program.plan.workspaces.values())
+
+    def is_used(base: Value) -> bool:
+        return base in kept or touched[base] > 1 or base in workspaces or base not in program.plan.placements
+
+    def is_needed(each: Work) -> bool:
+        written = each.touched[1]
+        may_fail = isinstance(each, Launch) and any(isinstance(argument, Status) for argument in each.arguments)
+        return may_fail or not written or any(map(is_used, written))
+
+    return [each for each in work if is_needed(each)]
