@@ -11,7 +11,7 @@ from mlcompute.compiler.attention_by_token import BY_TOKEN, BY_TOKEN_GRADIENT
 from mlcompute.devices.cpu.kernels.attention import KERNELS, WORKSPACES
 from mlcompute.ops import emit, emit_all, transpose
 from mlcompute.ops.op import TABLE, Array, Value
-from tests.devices.kernels import Bench, run_on_engine
+from tests.devices.kernels import Bench, meaning, run_on_engine
 from tests.harness import assert_close
 
 #: samples, heads, queries, keys, width, width of the values
@@ -145,9 +145,9 @@ def test_on_the_engine_with_real_threads(samples: int) -> None:
 
     first, *others = [run_on_engine(step, stored, threads) for threads in (1, 2, 5)]
     meanings = [
-        TABLE["attention"].meaning(*arrays[1:], **attributes),
-        *TABLE["attention_gradient"].meaning(*arrays, **attributes),
-        TABLE["attention_mask_gradient"].meaning(*arrays, **attributes),
+        meaning("attention", *arrays[1:], **attributes),
+        *meaning("attention_gradient", *arrays, **attributes),
+        meaning("attention_mask_gradient", *arrays, **attributes),
     ]
     for found, expected in zip(first, meanings, strict=True):
         close(found, expected)

@@ -10,8 +10,8 @@ import pytest
 from mlcompute.devices.cpu.kernels.recurrent import KERNELS, WORKSPACES
 from mlcompute.errors import ExecutionError
 from mlcompute.ops import broadcast, emit_all, full, transpose
-from mlcompute.ops.op import TABLE, Array, Value
-from tests.devices.kernels import Bench, run_on_engine
+from mlcompute.ops.op import Array, Value
+from tests.devices.kernels import Bench, meaning, run_on_engine
 from tests.harness import assert_close
 
 #: samples, times, inputs, hidden units
@@ -36,7 +36,7 @@ def inputs_of(n: int, steps: int, inputs: int, hidden: int, has_lengths: bool, s
 
 def gradient_inputs(arrays: list[Array], attributes: dict[str, Any], seed: int = 1) -> list[Array]:
     """What the gradient of an lstm on these arrays is given."""
-    y, h, c, gates, cells = TABLE["lstm"].meaning(*arrays, **attributes)
+    y, h, c, gates, cells = meaning("lstm", *arrays, **attributes)
     rng = np.random.default_rng(seed)
     given = [rng.standard_normal(value.shape).astype("f") for value in (y, h, c)]
     x, wx, wh, _, h0, c0, *lengths = arrays
@@ -95,7 +95,7 @@ def test_weight_gradients_of_long_sums() -> None:
     """Many samples and times, against the same sums in float64."""
     attributes = {"reverse": False, "has_lengths": False}
     arrays = gradient_inputs(inputs_of(64, 100, 3, 4, False), attributes)
-    exact = TABLE["lstm_gradient"].meaning(*(array.astype(np.float64) for array in arrays), **attributes)
+    exact = meaning("lstm_gradient", *(array.astype(np.float64) for array in arrays), **attributes)
     for found, expected in zip(bench("lstm_gradient", arrays, attributes).run(2), exact, strict=True):
         assert_close(found, expected.astype("f"), 2)
 
@@ -112,9 +112,9 @@ def test_on_the_engine_with_real_threads(has_lengths: bool) -> None:
         return [y, h, c, *back]
 
     first, *others = [run_on_engine(step, arrays, threads) for threads in (1, 2, 5)]
-    y, h, c, gates, cells = TABLE["lstm"].meaning(*arrays, **attributes)
+    y, h, c, gates, cells = meaning("lstm", *arrays, **attributes)
     x, wx, wh, _, h0, c0, *lengths = arrays
-    back = TABLE["lstm_gradient"].meaning(y, h, c, x, wx, wh, h0, c0, y, gates, cells, *lengths, **attributes)
+    back = meaning("lstm_gradient", y, h, c, x, wx, wh, h0, c0, y, gates, cells, *lengths, **attributes)
     for found, expected in zip(first, [y, h, c, *back], strict=True):
         assert_close(found, expected, 8)
     for other in others:

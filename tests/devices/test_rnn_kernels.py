@@ -12,11 +12,11 @@ from mlcompute.devices.cpu.kernels.recurrent import KERNELS, WORKSPACES
 from mlcompute.devices.cuda.kernels import recurrent
 from mlcompute.errors import ExecutionError
 from mlcompute.ops import emit_all, transpose
-from mlcompute.ops.op import TABLE, Array, Value
+from mlcompute.ops.op import Array, Value
 from mlcompute.ops.rnn import CELLS
 from tests.devices.cuda_ops import emulated, gpu, multiplied, run_on
 from tests.devices.interpreted_libraries import InterpretedCuda, interpreted
-from tests.devices.kernels import Bench, run_on_engine
+from tests.devices.kernels import Bench, meaning, run_on_engine
 from tests.harness import assert_close
 
 __all__ = ["interpreted"]  # a fixture
@@ -46,7 +46,7 @@ def inputs_of(cell: str, n: int, steps: int, inputs: int, hidden: int, has_lengt
 
 
 def gradient_inputs(arrays: list[Array], attributes: Attributes) -> list[Array]:
-    y, h, gates = TABLE["rnn"].meaning(*arrays, **attributes)
+    y, h, gates = meaning("rnn", *arrays, **attributes)
     rng = np.random.default_rng(1)
     given = [rng.standard_normal(value.shape).astype("f") for value in (y, h)]
     x, wx, wh, _, h0, *lengths = arrays
@@ -120,12 +120,12 @@ def test_lengths_outside_the_sequence_are_refused() -> None:
 def check(engine: Any, size: Any, attributes: Attributes, scale: float = 4.0) -> str:
     arrays = inputs_of(attributes["cell"], *size, attributes["has_lengths"])
     found, kernels = run_on(engine, lambda *values: emit_all("rnn", *values, **attributes), arrays, times=2)
-    for a, b in zip(found, TABLE["rnn"].meaning(*arrays, **attributes), strict=True):
+    for a, b in zip(found, meaning("rnn", *arrays, **attributes), strict=True):
         assert_close(a, b, scale=scale)
     arrays = gradient_inputs(arrays, attributes)
     found, more = run_on(engine, lambda *values: emit_all("rnn_gradient", *values, **attributes), arrays, times=2)
     names = ("dx", "dwx", "dwh", "db", "dh0")
-    for name, a, b in zip(names, found, TABLE["rnn_gradient"].meaning(*arrays, **attributes), strict=True):
+    for name, a, b in zip(names, found, meaning("rnn_gradient", *arrays, **attributes), strict=True):
         assert_close(a, b, scale=scale, what=name)
     return f"{kernels}, {more}"
 
