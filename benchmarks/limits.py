@@ -3,9 +3,9 @@
     python -m benchmarks.limits [--only gpt,wide_mlp] [--threads 2] [--seconds 2]
 
 "floor" is the time that the step's products and convolutions, counted as plain sums, would take at the rate of a large
-float32 product (the faster of NumPy's BLAS and oneDNN): no less, except by Winograd's form, which multiplies less. "of
-sgemm" is the floor divided by the fastest step. The other columns are shares of the kernels' time, each kernel alone
-and at its fastest: products and convolutions, attention, recurrent layers, updates, and all other loops.
+float32 product (the fastest of NumPy's BLAS, oneDNN and our own gemm): no less, except by Winograd's form, which
+multiplies less. "of sgemm" is the floor divided by the fastest step. The other columns are shares of the kernels' time,
+each kernel alone and at its fastest: products and convolutions, attention, recurrent layers, updates, all other loops.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from benchmarks.workloads import ALL, Workload
 
 HEAD = ("threads", "median ms", "min ms", "to fewest", "best peer ms", "which", "speed", "of sgemm", "tensors MB")
 #: Turns of the yardstick, and seconds of each: once per number of threads.
-_YARDSTICK_TURNS, _YARDSTICK_SECONDS = 3, 0.1
+_YARDSTICK_TURNS, _YARDSTICK_SECONDS = 3, 0.3
 #: Number of threads, as JSON has it -> contender -> numbers.
 Scaled = dict[str, dict[str, Found]]
 
