@@ -28,8 +28,10 @@ def differentiate(
     forward = list(trace.steps)
     reaches = set(wanted)
     for step in forward:
-        if step.op.name != "stop_gradient" and not reaches.isdisjoint(step.inputs):
-            reaches.update([value for value in step.results if value.is_floating and value not in stopped])
+        if not reaches.isdisjoint(step.inputs) and step.op.name != "stop_gradient":
+            for value in step.results:
+                if value.is_floating and value not in stopped:
+                    reaches.add(value)
     gradients = {value: seed for value, seed in seeds.items() if value in reaches}
     derivatives = _Derivatives(trace)
     layer, trace.phase = trace.layer, "gradient"
@@ -39,7 +41,8 @@ def differentiate(
             continue
         if stopped and all(value in stopped for value in results):
             continue
-        dy = tuple([gradients.get(value) if value in reaches else None for value in results])
+        # Only what reaches a wanted value has a gradient.
+        dy = (gradients.get(results[0]),) if len(results) == 1 else tuple([gradients.get(value) for value in results])
         if dy.count(None) == len(dy):
             continue
         trace.layer = step.layer
@@ -75,9 +78,13 @@ class _Derivatives:
     def of(self, step: Step, dy: tuple[Value | None, ...]) -> Sequence[Value | None]:
         """A gradient per input; None where none flows."""
         given = dy + step.results + step.inputs
-        # The same constant may be an input here, and only be mentioned there.
-        types = [v if v is None or v.kind == "constant" else (v.shape, v.dtype) for v in given]
-        key = (step.op, *types, *step.attributes.items())
+        types: list[object] = [step.op]
+        for value in given:
+            # The same constant may be an input here, and only be mentioned there.
+            types += (value,) if value is None or value.kind == "constant" else (value.shape, value.dtype)
+        if step.attributes:
+            types += step.attributes.items()
+        key = tuple(types)
         try:
             pattern = self._patterns.get(key, ())
         except TypeError:  # attributes that cannot be compared
@@ -125,9 +132,8 @@ class _Derivatives:
 
     def _applied(self, pattern: _Pattern, given: tuple[Value | None, ...]) -> list[Value | None]:
         """The same steps on other values."""
-        trace = self._trace
         values: list[Any] = [*given, *pattern.numbers]
+        append = self._trace.append
         for op, places, attributes, shape, dtype in pattern.steps:
-            inputs = tuple([values[place] for place in places])
-            values.append(trace.append(op, inputs, attributes, shape, dtype))
+            values.append(append(op, tuple([values[place] for place in places]), attributes, shape, dtype))
         return [None if place is None else values[place] for place in pattern.parts]

@@ -68,7 +68,7 @@ def _share_values(context: Context, run: Lowering) -> None:
     program, request, trace = context.program, context.request, run.trace
     trace.phase = "forward"
     share = program.scalars[SLICE] = run.slice_share()
-    statistics = {run.values[tensor]: tensor for tensor, _ in run.writes if tensor.descriptor.data_type.is_floating}
+    statistics = {run.values[tensor]: tensor for tensor in run.writes if tensor.descriptor.data_type.is_floating}
     stores = {step: step.inputs[0] for step in trace.steps if step.op.name == "assign"}
     trace.steps = [step for step in trace.steps if stores.get(step) not in statistics]
     for step, target in stores.items():

@@ -50,10 +50,10 @@ def lower(steps: list[Step], context: Context) -> list[Step]:
             raise
     if request.total is not None:
         run.values[request.total] = _total(run, request.minimised)
-    for tensor, value in run.writes:
+    for tensor, value in run.writes.items():
         ops.assign(run.values[tensor], value)
     program.values, program.persistent = run.values, run.persistent
-    program.writes = [tensor for tensor, _ in run.writes]
+    program.writes = list(run.writes)
     program.random_keys = run.random_keys
     return context.trace.steps
 
@@ -80,8 +80,8 @@ class Lowering:
         self.values: dict[Tensor, Value] = {}
         #: Tensors the steps read from or write to memory that outlives a run, in the order of first use.
         self.persistent: dict[Tensor, Value] = {}
-        #: (tensor, new value) pairs stored when the pass has succeeded.
-        self.writes: list[tuple[Tensor, Value]] = []
+        #: Tensor -> the new value that is stored when the pass has succeeded, in the order of the last writes.
+        self.writes: dict[Tensor, Value] = {}
         #: Random streams: scalar key value -> the seed the layer asked for.
         self.random_keys: list[tuple[Value, int]] = []
         self.weights_of: dict[Layer, Tensor] = {}
@@ -95,8 +95,6 @@ class Lowering:
         self.is_slice = False
         #: What part of the batch it is.
         self.share: Value | None = None
-        #: What tensors will hold when the pass has succeeded, as far as it is described.
-        self._written: dict[Tensor, Value] = {}
         #: Tensors whose samples do not lie along their first axis.
         self._moved: set[Tensor] = set()
         self._name_of = LayerNames()
@@ -125,9 +123,9 @@ class Lowering:
     # What layers ask (layers.layer.Forward) --------------------------------------------------------------------
 
     def read(self, tensor: Tensor, shape: Shape | None = None) -> Value:
-        if tensor in self._written:
+        if tensor in self.writes:
             # Of several layers that share statistics, each goes on from what the one before left.
-            value = ops.stop_gradient(self._written[tensor])
+            value = ops.stop_gradient(self.writes[tensor])
         else:
             value = self.value_of(tensor)
             # A parameter that is trained elsewhere gets no gradient from a layer that is not trained.
@@ -138,8 +136,9 @@ class Lowering:
 
     def write(self, tensor: Tensor, value: Value) -> None:
         target = self.value_of(tensor)
-        new = self._written[tensor] = ops.convert(ops.reshape(value, target.shape), target.dtype)
-        self.writes = [(other, held) for other, held in self.writes if other is not tensor] + [(tensor, new)]
+        new = ops.convert(ops.reshape(value, target.shape), target.dtype)
+        self.writes.pop(tensor, None)
+        self.writes[tensor] = new  # what is written again counts as written last
 
     def uniform(self, like: Value, shape: Shape, seed: int) -> Value:
         key = self.trace.value((4,), np.dtype(np.uint32), "scalar", "random key")
@@ -191,7 +190,8 @@ class Lowering:
         for slot, tensor in slots_of(layer).items():
             if tensor not in self._slot_names:
                 self._slot_names[tensor] = slot_name(name, slot)
-        inputs = values = [self.value_of(source) for source in sources]
+        known = self.values
+        inputs = values = [known[source] if source in known else self.value_of(source) for source in sources]
         if not layer.moves_data:
             inputs = [ops.convert(value, FLOAT32) if is_half(value.dtype) else value for value in values]
         answers = layer.forward(self, *inputs)
@@ -201,29 +201,30 @@ class Lowering:
                 f"{layer.who}: gives {len(answers)} results for this batch size, {len(results)} for the full one",
                 fix="pass batch_size=0",
             )
-        moves = layer.batch_axes is None
-        if not self.is_slice:  # where it is one, what is computed across samples would be of the slice alone
-            moves = moves or layer.moves_axes or not self._moved.isdisjoint(sources)
         for index, (tensor, answer) in enumerate(zip(results, answers, strict=True)):
-            self._check(layer, index, tensor, answer, moves)
+            full = self.shape_with_full_batch(tensor)
+            if full != answer.shape:
+                self._check(layer, index, tensor, answer.shape, full, sources)
             answer = ops.convert(answer, self.dtype_of(tensor))
             if answer in values or answer.kind != "temporary":
                 # A tensor of its own needs a value of its own: stopping its gradient must not stop the source's.
                 answer = emit("reshape", answer, shape=answer.shape)
-            self.values[tensor] = answer
+            known[tensor] = answer
         self.trace.layer = ""
 
-    def _check(self, layer: Layer, index: int, tensor: Tensor, answer: Value, moves: bool) -> None:
+    def _check(
+        self, layer: Layer, index: int, tensor: Tensor, shape: Shape, full: Shape, sources: Sequence[Tensor]
+    ) -> None:
         """The extents a layer computes are those it promised, apart from the number of samples.
 
-        moves  these may lie along any axis
+        shape, full   of result `index`, and of that tensor with the full batch
         """
-        full = self.shape_with_full_batch(tensor)
-        if full == answer.shape:
-            return
+        moves = layer.batch_axes is None  # samples may lie along any axis
+        if not self.is_slice:  # where it is one, what is computed across samples would be of the slice alone
+            moves = moves or layer.moves_axes or not self._moved.isdisjoint(sources)
         axes = layer.batch_axes or ()
         axis = axes[index] if index < len(axes) else 0
-        promised, computed = list(full), list(answer.shape)
+        promised, computed = list(full), list(shape)
         if moves and len(promised) == len(computed):
             if promised[1:] != computed[1:]:
                 self._moved.add(tensor)
@@ -232,7 +233,7 @@ class Lowering:
             promised[axis] = computed[axis]
         if promised != computed:
             raise CompileError(
-                f"{layer.who}: computes shape {answer.shape}, its result tensor says {full}",
+                f"{layer.who}: computes shape {shape}, its result tensor says {full}",
                 fix="pass batch_size=0 if the layers of this graph do not share one batch axis",
             )
 

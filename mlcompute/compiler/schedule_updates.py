@@ -20,6 +20,8 @@ def store_early(trace: Trace, pairs: Sequence[tuple[Value, Value]], start: int) 
     pairs  (target, new value)
     start  assigns stay behind that many steps of the trace: the phases before the update
     """
+    if not pairs:
+        return
     steps = trace.steps
     shown = {target: target for target, _ in pairs}  # and the views of them
     for step in steps:

@@ -64,25 +64,27 @@ class _Simplification:
         self.roots: dict[Value, Value] = {}  # view -> the value whose memory it shows
         self.scattered: set[Value] = set()  # views that do not lie in row-major order: a reshape of one is a copy
         self.producers: dict[Value, Step] = {}  # of those ops that undo or follow each other
-        self.seen: dict[Hashable, tuple[Value, ...]] = {}
+        #: Inputs -> the only step so far that has them: it has no equal. None where several have: they are in `seen`.
+        self.alone: dict[tuple[Value, ...], Step | None] = {}
+        self.seen: dict[Hashable, tuple[Value, ...]] = {}  # what makes steps equal -> the results of the first of them
         self.scalars: dict[Value, Value] = {}
         self.distinct: dict[Hashable, Value] = {}
 
     def add(self, steps: list[Step]) -> None:
         """Keep every step, shorten it, or find that its results exist already."""
-        replaced, seen, kept = self.substitution.replaced, self.seen, self.steps
+        replaced, kept = self.substitution.replaced, self.steps
         for step in steps:
             for value in step.inputs:
                 if value in replaced or value.kind == "constant":
                     step = self._with_substitutes(step)
                     break
-            op, name = step.op, step.op.name
+            op = step.op
             if not op.is_pure:
                 for target in overwritten_by(step):
                     self._overwrite(target)
                 kept.append(step)
                 continue
-            if name in _SHORTENED:
+            if op in _SHORTENED:
                 shorter = _identity(step, self.producers, self.trace)
                 if isinstance(shorter, Value):
                     # A view shows the same memory as its source at any time; a copy keeps what is overwritten later.
@@ -91,21 +93,35 @@ class _Simplification:
                         continue
                 elif shorter is not None:
                     step = shorter
-            inputs, results = step.inputs, step.results
-            key = self._key(step)
-            known = seen.setdefault(key, results)
-            if known is results and inputs and inputs[0].kind == "constant" and _foldable(step):
-                known = seen[key] = _fold(step, self.trace) or results
+            known, results = self._known(step), step.results
             if known is not results:
                 self._replace(step, known)
                 continue
             kept.append(step)
-            if name in _PAIRED:
+            if op in _PAIRED:
                 self.producers[results[0]] = step
-            if op.is_view and not (name == "reshape" and inputs[0] in self.scattered):
+            if op.is_view and not (op is _RESHAPE and step.inputs[0] in self.scattered):
                 self._see(step)
                 if results[0] in self.kept:
                     self._replace(step, results)
+
+    def _known(self, step: Step) -> tuple[Value, ...]:
+        """The results of an equal step that came before, or constants; the step's own where it is the first."""
+        inputs, results = step.inputs, step.results
+        if inputs and inputs[0].kind == "constant":
+            key = self._key(step)
+            known = self.seen.setdefault(key, results)
+            if known is results and _foldable(step):
+                known = self.seen[key] = _fold(step, self.trace) or results
+            return known
+        if not self.changed or self.changed.isdisjoint(inputs):
+            # Most steps have inputs that no other step has: then nothing else need be compared.
+            first = self.alone.setdefault(inputs, step)
+            if first is step:
+                return results
+            if first is not None:
+                self.seen[self._key(first)], self.alone[inputs] = first.results, None
+        return self.seen.setdefault(self._key(step), results)
 
     def _overwrite(self, target: Value) -> None:
         self.versions[target] = self.versions.get(target, 0) + 1
@@ -164,7 +180,7 @@ class _Simplification:
         """What a value holds now, in memory of its own."""
         own = self.trace.value(value.shape, value.dtype)
         copy = Step(TABLE["copy"], (value,), (own,), {}, step.layer, step.phase)
-        known = self.seen.setdefault(self._key(copy), copy.results)
+        known = self._known(copy)
         if known is copy.results:
             self.steps.append(copy)
         return known[0]
@@ -191,10 +207,11 @@ def _scalar(trace: Trace, value: Value) -> Array | None:
     return trace.constants[value] if value.kind == "constant" and not value.shape else None
 
 
+_RESHAPE = TABLE["reshape"]
 #: Ops of which two in a row are one or none.
-_PAIRED = frozenset({"negate", "reshape", "transpose"})
+_PAIRED = frozenset({TABLE["negate"], TABLE["reshape"], TABLE["transpose"]})
 #: Ops that may only repeat a value, alone or after another op of the same kind.
-_SHORTENED = _PAIRED | {"broadcast", "slice", "stop_gradient", "multiply", "divide"}
+_SHORTENED = _PAIRED | {TABLE[name] for name in ("broadcast", "slice", "stop_gradient", "multiply", "divide")}
 
 
 def _identity(step: Step, producers: dict[Value, Step], trace: Trace) -> Value | Step | None:
@@ -216,8 +233,8 @@ def _identity(step: Step, producers: dict[Value, Step], trace: Trace) -> Value |
     if name == "divide":
         scalar = _scalar(trace, inputs[1])
         return inputs[0] if scalar is not None and scalar == 1 and inputs[0].shape == shape else None
-    before = producers.get(inputs[0]) if name in _PAIRED else None
-    if before is None or before.op.name != name:
+    before = producers.get(inputs[0])
+    if before is None or before.op is not step.op:
         return None
     source = before.inputs[0]
     if name == "negate":

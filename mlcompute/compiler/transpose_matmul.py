@@ -21,9 +21,12 @@ def transpose_matmul(steps: list[Step], context: Context) -> list[Step]:
         source = step.inputs[0]
         if source in products and source not in readable and step.attributes["axes"] == _swapped(source.rank):
             swapped[source] = step
-    for step in steps if swapped else ():
+    if not swapped:
+        return steps
+    is_elsewhere = frozenset(swapped).isdisjoint
+    for step in [step for step in steps if not is_elsewhere(step.inputs)]:
         for value in step.inputs:
-            if value in swapped and swapped[value] is not step:
+            if swapped.get(value, step) is not step:
                 del swapped[value]
     if not swapped:
         return steps
@@ -31,11 +34,12 @@ def transpose_matmul(steps: list[Step], context: Context) -> list[Step]:
     known = {step.results[0]: step for step in transposes if step not in gone}
     rewritten: list[Step] = []
     for step in steps:
-        if step.op is _MATMUL and step.results[0] in swapped:
+        op = step.op
+        if op is _MATMUL and step.results[0] in swapped:
             a, b = [_transposed(context.trace, value, step, rewritten, known) for value in step.inputs]
             result = swapped[step.results[0]].results
-            rewritten.append(Step(step.op, (b, a), result, step.attributes, step.layer, step.phase))
-        elif step not in gone:
+            rewritten.append(Step(op, (b, a), result, step.attributes, step.layer, step.phase))
+        elif op is not _TRANSPOSE or step not in gone:
             rewritten.append(step)
     return rewritten
 

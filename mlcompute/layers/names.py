@@ -74,7 +74,8 @@ def old_layer_names(layers: Iterable[Layer]) -> dict[Layer, str]:
 
 def slots_of(layer: Layer) -> dict[str, Tensor]:
     """A layer's own tensors by the name of their slot: parameters, statistics, and the weights of a loss."""
-    slots = {name: slot.tensor for name, slot in layer.parameters.items()} | layer.statistics
+    slots = {name: slot.tensor for name, slot in layer.parameters.items()}
+    slots.update(layer.statistics)
     if is_loss(layer) and isinstance(layer, LossLayer):
         own = {"weights": layer.weights, "class_weights": layer.class_weights}
         slots |= {name: tensor for name, tensor in own.items() if tensor is not None}

@@ -48,7 +48,7 @@ def training_model(graph: TrainingGraph, name: str) -> Model:
     stored = {given: host_values(tensor) for given, tensor in out.weights.items()}
     if parameters:
         _gradients_and_update(graph, out, parameters, inputs, outputs, stored)
-    for tensor, value in run.writes:  # running statistics
+    for tensor, value in run.writes.items():  # running statistics
         new = writer.unique(f"{writer.name(run.values[tensor])}_new")
         writer.node("Identity", [writer.name(value)], [new])
         outputs[new] = out.border(tensor)

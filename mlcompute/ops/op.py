@@ -144,7 +144,8 @@ class Trace:
     phase: str = "forward"
     _count: int = 0
     _numbers: dict[tuple[object, np.dtype[Any]], Value] = field(default_factory=dict)
-    _types: dict[Hashable, ArrayType | tuple[ArrayType, ...]] = field(default_factory=dict)
+    #: By op, types of inputs and attributes: the types of the results, and the attributes that such steps share.
+    _kinds: dict[Hashable, tuple[ArrayType | tuple[ArrayType, ...], dict[str, Any]]] = field(default_factory=dict)
 
     def value(self, shape: Iterable[int], dtype: np.dtype[Any], kind: str = "temporary", label: str = "") -> Value:
         self._count += 1
@@ -160,7 +161,7 @@ class Trace:
 
     def clear(self) -> None:
         """Forget everything. Values point to their trace; emptied, it does not point back and goes with the last."""
-        self.steps, self.constants, self._numbers, self._types = [], {}, {}, {}
+        self.steps, self.constants, self._numbers, self._kinds = [], {}, {}, {}
 
     def number(self, number: float, dtype: np.dtype[Any]) -> Value:
         """A scalar constant; the same value for the same number."""
@@ -171,24 +172,29 @@ class Trace:
         return found
 
     def add(self, op: Op, inputs: tuple[Value, ...], attributes: dict[str, Any]) -> tuple[Value, ...]:
-        types = self._result(op, inputs, attributes)
+        types, attributes = self._kind(op, inputs, attributes)
         if isinstance(types, ArrayType):
             return (self.append(op, inputs, attributes, *types),)
         results = tuple([self.value(type_.shape, type_.dtype) for type_ in types])
         self.steps.append(Step(op, inputs, results, attributes, self.layer, self.phase))
         return results
 
-    def _result(
+    def _kind(
         self, op: Op, inputs: tuple[Value, ...], attributes: dict[str, Any]
-    ) -> ArrayType | tuple[ArrayType, ...]:
-        """The op's rule, asked once for inputs of the same types."""
-        key = (op, *[(value.shape, value.dtype) for value in inputs], *attributes.items())
+    ) -> tuple[ArrayType | tuple[ArrayType, ...], dict[str, Any]]:
+        """The op's rule, asked once for inputs of the same types, and attributes that all such steps share."""
+        key: list[object] = [op]
+        for value in inputs:
+            key += (value.shape, value.dtype)
+        if attributes:
+            key += attributes.items()
+        found = tuple(key)
         try:
-            known = self._types.get(key)
+            known = self._kinds.get(found)
         except TypeError:  # attributes that cannot be compared
-            return op.result(*inputs, **attributes)
+            return op.result(*inputs, **attributes), attributes
         if known is None:
-            known = self._types[key] = op.result(*inputs, **attributes)
+            known = self._kinds[found] = op.result(*inputs, **attributes), attributes
         return known
 
     def append(

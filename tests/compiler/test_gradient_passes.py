@@ -43,7 +43,7 @@ class Hand:
         y = run.values[self.y] = ops.matmul(x, w)
         loss = run.values[self.loss] = ops.sum_(y * y, (0, 1)) * 0.5
         run.write(self.s, (s + loss) * 0.5)
-        ops.assign(s, run.writes[0][1])
+        ops.assign(s, run.writes[self.s])
         self.program.values, self.program.persistent = run.values, run.persistent
         self.steps = run.trace.steps
 

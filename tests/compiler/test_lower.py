@@ -132,7 +132,7 @@ def test_writes_wait_for_the_end_of_the_pass() -> None:
         return ops.exp(x)
 
     run, _ = lowered(Probe(describe), x)
-    ((tensor, value),) = run.writes
+    ((tensor, value),) = run.writes.items()
     assert tensor is statistic
     assert (value.shape, value.dtype) == ((2,), F16)
     assert all(step.op.name != "assign" for step in run.trace.steps)
