@@ -18,7 +18,7 @@ class Block:
 
     def __init__(self, nbytes: int, first: int, last: int) -> None:
         self.nbytes = nbytes
-        self.size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        self.size = -(-nbytes // ALIGNMENT) * ALIGNMENT or ALIGNMENT
         self.first = first
         self.last = last
         self.offset = 0

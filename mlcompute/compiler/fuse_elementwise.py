@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mlcompute.compiler.context import Context
-from mlcompute.compiler.index import Index
-from mlcompute.ops.op import Array, ArrayType, Op, Step, Typed, Value, run_meaning
+from mlcompute.ops.op import TABLE, Array, ArrayType, Op, Step, Typed, Value, run_meaning
 
 #: Ops in one fused step at most: what a loop body keeps in registers is limited.
 LARGEST_GROUP = 64
@@ -46,6 +45,7 @@ class FusedAssign(FusedElementwise):
 
 
 FUSED, FUSED_ASSIGN = FusedElementwise(), FusedAssign()
+_ASSIGN = TABLE["assign"]
 
 
 def fuse_elementwise(steps: list[Step], context: Context) -> list[Step]:
@@ -53,25 +53,24 @@ def fuse_elementwise(steps: list[Step], context: Context) -> list[Step]:
 
     The update of every parameter stays apart from the others, so that it may run as soon as its gradient is there.
     """
-    return fused(steps, context.kept, context.index(steps))
+    return fused(steps, context.kept)
 
 
-def fused(steps: list[Step], keep: Iterable[Value], index: Index | None = None) -> list[Step]:
+def fused(steps: list[Step], keep: Iterable[Value]) -> list[Step]:
     """The same without a whole compilation around it."""
-    run = _Fusion(frozenset(keep), (index or Index(steps)).last_uses)
-    for position, step in enumerate(steps):
-        run.add(position, step)
-    run.close(len(steps))
-    return run.fused
+    run = _Fusion(keep)
+    run.add(steps)
+    return run.finished()
 
 
 class _Fusion:
     """One walk over the steps, with the group that is being collected."""
 
-    def __init__(self, kept: frozenset[Value], last_uses: dict[Value, int]) -> None:
-        self.kept = kept
+    def __init__(self, keep: Iterable[Value]) -> None:
         self.fused: list[Step] = []
-        self.last_uses = last_uses
+        #: Place in `fused`, ops, inputs, and is anything assigned? The rest is known when all steps have been seen.
+        self.groups: list[tuple[int, list[Step], tuple[Value, ...], bool]] = []
+        self.outside = set(keep)  # what others than the group that computes it read
         self.roots: dict[Value, Value] = {}  # view -> the value whose memory it shows
         self.group: list[Step] = []
         self.inside: set[Value] = set()  # what the group computes
@@ -80,30 +79,47 @@ class _Fusion:
         self.views: list[Step] = []  # of what the group computes: they must follow it
         self.hanging: set[Value] = set()  # their results
 
-    def add(self, index: int, step: Step) -> None:
-        op = step.op
-        if op.is_view:
-            if self.group and step.phase != self.group[0].phase:
-                self.close(index)
-            self._add_view(step)
-            return
-        if self.group and not self._fits(step):
-            self.close(index)
-        if op.family == "elementwise":
-            self.group.append(step)
-            self.inside.add(step.results[0])
-            for value in step.inputs:
-                if value in self.roots:
-                    self.seen.add(self.roots[value])
-        elif self.group:  # only an assign fits a group, and only one of what the group computes
-            self.group.append(step)
-            self.overwritten.add(step.inputs[0])
-        else:
-            self.fused.append(step)
+    def add(self, steps: list[Step]) -> None:
+        """All steps but those of the last group, which is still open."""
+        fused, roots, inside, outside, seen = self.fused, self.roots, self.inside, self.outside, self.seen
+        for step in steps:
+            op = step.op
+            if op.is_view:
+                if self.group and step.phase != self.group[0].phase:
+                    self._close()
+                self._add_view(step)
+            elif op.family == "elementwise":
+                if self.group and not self._fits(step):
+                    self._close()
+                self.group.append(step)
+                inside.add(step.results[0])
+                for value in step.inputs:
+                    if value in roots:
+                        seen.add(roots[value])
+            elif self.group and op is _ASSIGN and self._fits(step):  # nothing else fits a group
+                self.group.append(step)
+                self.overwritten.add(step.inputs[0])
+            else:
+                if self.group:
+                    self._close()
+                fused.append(step)
+                outside.update(step.inputs)
+
+    def finished(self) -> list[Step]:
+        """All steps, with groups as single ones."""
+        self._close()
+        outside = self.outside
+        for place, group, inputs, assigns in self.groups:
+            stored = tuple([value for step in group for value in step.results if value in outside])
+            attributes = {"steps": tuple(group), "stored": stored, "inputs": inputs}
+            op = FUSED_ASSIGN if assigns else FUSED
+            self.fused[place] = Step(op, inputs, stored, attributes, group[0].layer, group[0].phase)
+        return self.fused
 
     def _add_view(self, step: Step) -> None:
         source, result = step.inputs[0], step.results[0]
         self.roots[result] = self.roots.get(source, source)
+        self.outside.add(source)
         # A view of something outside the group can stand before it.
         if source in self.inside or source in self.hanging:
             self.views.append(step)
@@ -117,42 +133,31 @@ class _Fusion:
             return False
         if len(self.group) == LARGEST_GROUP or (self.hanging and not self.hanging.isdisjoint(inputs)):
             return False
-        if op.name == "assign":
+        if op is _ASSIGN:
             # Element by element, it would overwrite what the group has yet to read elsewhere.
             return inputs[1] in self.inside and inputs[0] not in self.seen
-        if op.family != "elementwise" or step.results[0].shape != first.results[0].shape:
+        if step.results[0].shape != first.results[0].shape:
             return False
         # After a store into a parameter, a further op might read the old value of it.
         return not self.overwritten or self.overwritten.isdisjoint([self.roots.get(v, v) for v in inputs])
 
-    def close(self, index: int) -> None:
-        """The group ends before the step at `index`."""
-        if len(self.group) > 1:
-            self.fused.append(self._joined(index))
+    def _close(self) -> None:
+        """The group ends here."""
+        group, inside = self.group, self.inside
+        if not group:
+            return
+        if len(group) > 1:
+            inputs = tuple({value: None for step in group for value in step.inputs if value not in inside})
+            self.groups.append((len(self.fused), group, inputs, bool(self.overwritten)))
         else:
-            self.fused += self.group
+            inputs = group[0].inputs
+        self.outside.update(inputs)
+        self.fused.append(group[0])  # of several, their step will take the place
         if self.views:
             self.fused += self.views
             self.views = []
             self.hanging.clear()
         self.group = []
-        self.inside.clear()
+        inside.clear()
         self.overwritten.clear()
         self.seen.clear()
-
-    def _joined(self, end: int) -> Step:
-        group, inside, last_uses = self.group, self.inside, self.last_uses
-        shown = {view.inputs[0] for view in self.views}
-        read: dict[Value, None] = {}
-        made: list[Value] = []
-        for step in group:
-            for value in step.inputs:
-                if value not in inside:
-                    read[value] = None
-            for value in step.results:
-                if last_uses.get(value, -1) >= end or value in self.kept or value in shown:
-                    made.append(value)
-        inputs, stored = tuple(read), tuple(made)
-        attributes = {"steps": tuple(group), "stored": stored, "inputs": inputs}
-        op = FUSED_ASSIGN if self.overwritten else FUSED
-        return Step(op, inputs, stored, attributes, group[0].layer, group[0].phase)

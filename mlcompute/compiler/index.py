@@ -52,11 +52,6 @@ class Index:
         """View that needs no memory -> the value whose memory it shows; see `views_of`."""
         return views_of(self.steps)
 
-    @cached_property
-    def last_uses(self) -> dict[Value, int]:
-        """Value -> the position of the last step that reads it; values nobody reads are missing."""
-        return {value: position for position, step in enumerate(self.steps) for value in step.inputs}
-
     def base(self, value: Value) -> Value:
         """The value whose memory a value shows: itself unless it is a view."""
         return self.aliases.get(value, value)

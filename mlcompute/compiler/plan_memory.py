@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -104,43 +103,94 @@ def planned(
     views       `views_of(steps)`, where that is known
     """
     plan = MemoryPlan(views=views_of(steps) if views is None else views)
-    last = _lifetimes(steps, plan, frozenset(keep), rerunnable)
-    blocks: list[Block] = []
-    placed: dict[Value, tuple[Block, int, int, int]] = {}  # block, bytes, first and last step
-    takes_over, views = reuse and not guard, plan.views
-    for index, step in enumerate(steps):
-        op, results = step.op, step.results
-        if op.is_view and results[0] in views:
-            continue
-        taken_over = _in_place(step, index, last, views) if takes_over and op.elementwise and results else None
-        for value in results:
-            end = last.get(value, -1)
-            if end < 0:
-                continue
-            if taken_over and value in taken_over:
-                block, nbytes, first, _ = placed[taken_over[value]]  # as many bytes as the result has
-                block.last = end
-                placed[taken_over[value]] = (block, nbytes, first, index)
-            else:
-                nbytes = value.nbytes
-                block = Block(nbytes + guard, index, end)
-                blocks.append(block)
-            placed[value] = (block, nbytes, index, end)
-        needed = workspace(step) if workspace is not None else 0
-        if needed:
-            buffer = plan.workspaces[step] = _workspace(step, index, needed)
-            blocks.append(Block(needed + guard, index, index))
-            placed[buffer] = (blocks[-1], needed, index, index)
+    blocks, placed = _Lifetimes(steps, plan, guard, workspace, takes_over=reuse and not guard).found(keep, rerunnable)
     if lingers or products_linger:
         products = {index for index, step in enumerate(steps) if products_linger and _is_large_product(step)}
         for block in blocks:
             block.last += products_linger if block.last in products else lingers if block.nbytes <= _SMALL else 0
     assign_offsets(blocks, reuse)
     plan.placements = {
-        value: Placement(block.offset, nbytes, first, end) for value, (block, nbytes, first, end) in placed.items()
+        value: Placement(block.offset, nbytes, first, last) for value, block, nbytes, first, last in placed
     }
     plan.nbytes = max((block.offset + block.nbytes for block in blocks), default=0)
     return plan
+
+
+#: A value, the block it lies in, its bytes, its first and its last step.
+_Placed = tuple[Value, Block, int, int, int]
+
+
+class _Lifetimes:
+    """One walk from the last step to the first: a value is needed from its making to what reads it last.
+
+    takes_over   results of elementwise ops may lie where an input lay that nobody needs any more
+    """
+
+    def __init__(
+        self,
+        steps: list[Step],
+        plan: MemoryPlan,
+        guard: int,
+        workspace: Callable[[Step], int] | None,
+        *,
+        takes_over: bool,
+    ) -> None:
+        self.steps, self.plan, self.guard, self.workspace = steps, plan, guard, workspace
+        self.takes_over = takes_over
+        self.last: dict[Value, int] = {}  # the last step that reads a value; views prolong what they show
+        self.taken: dict[Value, Block] = {}  # value whose block goes on as another one's -> the block
+        self.blocks: list[Block] = []
+        self.placed: list[_Placed] = []
+
+    def found(self, keep: Iterable[Value], rerunnable: bool) -> tuple[list[Block], list[_Placed]]:
+        """Blocks and values in the order of their making."""
+        steps, views, last, workspace = self.steps, self.plan.views, self.last, self.workspace
+        # Past the last step: never given back, never taken over.
+        last.update({views.get(value, value): len(steps) for value in keep})
+        if rerunnable:
+            last.update(dict.fromkeys(_between_phases(steps, views), len(steps)))
+        for index in range(len(steps) - 1, -1, -1):
+            step = steps[index]
+            results = step.results
+            if results and results[0] in views:
+                last.setdefault(views[results[0]], index)
+                continue
+            needed = workspace(step) if workspace is not None else 0
+            if needed:
+                buffer = self.plan.workspaces[step] = _workspace(step, index, needed)
+                self.blocks.append(Block(needed + self.guard, index, index))
+                self.placed.append((buffer, self.blocks[-1], needed, index, index))
+            if results:
+                self._place(step, index)
+            for value in step.inputs:
+                if value.kind == "temporary":
+                    last.setdefault(views.get(value, value), index)
+        if self.taken:  # memory of values that no step makes
+            self.blocks += self.taken.values()
+            self.blocks.sort(key=lambda block: -block.first)
+        self.blocks.reverse()
+        self.placed.reverse()
+        return self.blocks, self.placed
+
+    def _place(self, step: Step, index: int) -> None:
+        """Blocks of a step's results; what reads them is known already."""
+        last, taken = self.last, self.taken
+        in_place = _in_place(step, last, self.plan.views) if self.takes_over and step.op.elementwise else {}
+        for value in reversed(step.results):
+            if value.kind != "temporary":
+                continue
+            end = last.get(value, index)
+            nbytes = value.nbytes
+            block = taken.pop(value, None) if taken else None
+            if block is None:
+                block = Block(nbytes + self.guard, index, end)
+            else:
+                block.first = index
+            if value in in_place:
+                taken[in_place[value]] = block  # as many bytes as the result has
+            else:
+                self.blocks.append(block)
+            self.placed.append((value, block, nbytes, index, end))
 
 
 def _is_large_product(step: Step) -> bool:
@@ -199,38 +249,25 @@ def plan_like(
     return plan if all(plan.base(value) in stays for value in program.kept if value.kind == "temporary") else None
 
 
-def _lifetimes(steps: list[Step], plan: MemoryPlan, keep: AbstractSet[Value], rerunnable: bool) -> dict[Value, int]:
-    """The last step at which each arena value must exist; views prolong what they show."""
-    last: dict[Value, int] = {}
-    phase: dict[Value, str] = {}
-    stays: list[Value] = []
-    views = plan.views
-    end = len(steps)  # past the last step: never given back, never taken over
-    for index, step in enumerate(steps):
+def _between_phases(steps: list[Step], views: dict[Value, Value]) -> list[Value]:
+    """What one phase hands to another."""
+    phases: dict[Value, str] = {}
+    found: list[Value] = []
+    for step in steps:
         for value in step.inputs:
-            if value.kind == "temporary":
-                base = views.get(value, value)
-                if base in last:
-                    last[base] = index
-                    if rerunnable and phase[base] != step.phase:
-                        stays.append(base)
+            base = views.get(value, value)
+            if phases.get(base, step.phase) != step.phase:
+                found.append(base)
         for value in step.results:
             if value.kind == "temporary" and value not in views:
-                last[value] = index
-                if rerunnable:
-                    phase[value] = step.phase
-    last.update(dict.fromkeys(stays, end))
-    for value in keep:
-        base = views.get(value, value)
-        if base in last:
-            last[base] = end
-    return last
+                phases[value] = step.phase
+    return found
 
 
-def _in_place(step: Step, index: int, last: dict[Value, int], views: dict[Value, Value]) -> dict[Value, Value]:
-    """Results -> inputs that die here and whose memory they may take over, element by element."""
+def _in_place(step: Step, last: Mapping[Value, int], views: dict[Value, Value]) -> dict[Value, Value]:
+    """Results -> inputs that nobody reads later and whose memory they may take over, element by element."""
     taken: dict[Value, Value] = {}
-    free = [value for value in step.inputs if last.get(value) == index]
+    free = [v for v in step.inputs if v not in last and v.kind == "temporary" and v not in views]
     if not free:
         return taken
     free = list(dict.fromkeys(free))

@@ -97,14 +97,14 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool]) -> list[Step]:
     last_written = dict.fromkeys(shown, -1)
     coming = iter(moving)
     moves_next = next(coming)
-    shows = shown.keys()
+    shows_none = shown.keys().isdisjoint
     for step in steps:
-        read = [] if shows.isdisjoint(step.inputs) else [shown[value] for value in step.inputs if value in shown]
-        written = () if step.op.is_pure else overwritten[step]
+        inputs = step.inputs
+        read = () if shows_none(inputs) else [shown[value] for value in inputs if value in shown]
         if step is moves_next:
-            limits = [ready[value] for value in step.inputs]
+            limits = [ready[value] for value in inputs]
             limits += [last_written[root] for root in read]
-            limits += [last_read[root] for root in written]
+            limits += [last_read[root] for root in overwritten.get(step, ())]
             slot = max(limits, default=-1)
             slots.append(slot)
             latest.append(len(fixed) - 1)
@@ -112,16 +112,17 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool]) -> list[Step]:
         else:
             slot = len(fixed)
             fixed.append(step)
-        for root in read:
-            if last_read[root] < slot:
-                last_read[root] = slot
-        for root in written:
-            last_written[root] = slot
         for value in step.results:
             if value in ready:
                 ready[value] = slot
-        if read and step.op.is_view:
-            shown[step.results[0]] = read[0]
+        if read:
+            for root in read:
+                if last_read[root] < slot:
+                    last_read[root] = slot
+            if step.op.is_view:
+                shown[step.results[0]] = read[0]
+            for root in overwritten.get(step, ()):  # an assign names what it overwrites among its inputs
+                last_written[root] = slot
     _as_late_as_useful(moving, shown, slots, latest)
     after: dict[int, list[Step]] = {}
     for step, slot in zip(moving, slots, strict=True):

@@ -160,8 +160,6 @@ def test_an_index_knows_makers_readers_and_aliases() -> None:
     assert [step.op.name for step in index.readers[y]] == ["transpose", "multiply"], "each step once"
     assert index.base(flat) is y
     assert index.base(square) is square
-    assert index.last_uses[y] == 4
-    assert square not in index.last_uses
     assert index.positions[trace.steps[2]] == 2
 
 
