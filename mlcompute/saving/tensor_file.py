@@ -5,11 +5,18 @@ n bytes       {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]
               spaces at the end; offsets count from the end of the header, metadata is text
 the rest      the tensors' elements, row-major and little-endian; every byte belongs to exactly one tensor
 
-The safetensors library reads and judges headers. Headers of checkpoints are written here, as version 0.8 of the library
-cannot write these files: it puts metadata into another order in every process, so that one graph would give many files;
-it writes metadata first, while the hashes of all tensors, which are in it, are known when the data has been written;
-and `serialize_file`, which copies nothing, goes through a temporary file of its own, which our locks, permissions and
-cleaning up know nothing of. `serialize` and `save` take twice the size of the file in memory (191 MB for 100).
+The safetensors library reads and judges headers. Those of checkpoints are written here (`lay_out`, `header_bytes`),
+because of what version 0.8 does when it writes (`tests/saving/test_interop.py` shows it):
+
+- Metadata are written in the order of a hash table, another one in every call, so that one graph would give many files.
+  A single text would have one order, but there have to be two: readers of the Hugging Face Hub want `format`, too.
+- `serialize_file` fills a temporary file of its own and renames it over the one we hold locked. Whoever is killed
+  meanwhile leaves it behind, as large as the checkpoint and with a name that tells nobody whose it is.
+- It reads the arrays themselves, and hashes stand before the data: of a parameter that is written into meanwhile, the
+  file would hold other numbers than were hashed. Here a piece is copied, hashed and written before the next one.
+
+It would be neither faster nor smaller; `serialize` and `save`, without a file, take twice the size of the file in
+memory (191 MB for 100).
 """
 
 from __future__ import annotations
