@@ -31,18 +31,11 @@ _WHILE_MADE = 16
 
 
 class TooCostlyError(DataError):
-    """Importing would take more memory or work than is allowed; the message names the limit to raise.
-
-    exhausted   nothing is left: everything that follows would fail as well
-    """
-
-    exhausted = False
+    """Importing would take more memory or work than is allowed; the message names the limit to raise."""
 
 
 class ExhaustedError(TooCostlyError):
-    """All the work an import may take is done, and the model asks for more."""
-
-    exhausted = True
+    """All the work an import may take is done, and the model asks for more: everything that follows would fail too."""
 
 
 @dataclass

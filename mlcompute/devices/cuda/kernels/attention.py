@@ -15,14 +15,12 @@ import numpy as np
 from mlcompute.compiler.attention_by_token import BY_TOKEN, BY_TOKEN_GRADIENT, JOINED_GRADIENT
 from mlcompute.devices.cuda.codegen.types import FLOAT, DType
 from mlcompute.devices.cuda.kernels.attention_source import (
-    ROWS,
-    THREADS,
-    Form,
     forward_source,
     key_gradient_source,
     map_source,
     query_gradient_source,
 )
+from mlcompute.devices.cuda.kernels.attention_tiles import ROWS, THREADS, Form
 from mlcompute.devices.cuda.kernels.cudnn_attention import library_calls, library_workspace
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row
 from mlcompute.devices.loop_nest import Operand, Operands, broadcast_strides
