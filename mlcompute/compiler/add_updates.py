@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.schedule_updates import store_early
 from mlcompute.compiler.share_updates import share_updates
@@ -55,6 +57,14 @@ def _place_elsewhere(context: Context, trace: Trace, pairs: list[tuple[Value, Va
         targets |= {old: trace.value(old.shape, old.dtype, "state", f"new {old.label}") for old in moved}
         program.updated[tensor] = [targets.get(old, old) for old in (parameter, *states)]
     store_early(trace, [(targets.get(old, old), new) for old, new in pairs], start)
+    if context.request.streams:
+        read_by_others = {program.updated[tensor][0] for tensor in program.states}
+        trace.steps = [
+            replace(step, attributes={"streams": True})
+            if step.op.name == "assign" and step.inputs[0] in read_by_others
+            else step
+            for step in trace.steps
+        ]
 
 
 def _beside_readers(steps: list[Step], count: int) -> list[Step]:

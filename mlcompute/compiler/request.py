@@ -35,6 +35,7 @@ class Request:
     summands        a program that only updates: in which order it adds up the parts of a gradient; 0: there is one part
     summed          what it only adds up, in the same order: statistics and losses
     out_of_place    it leaves new parameters elsewhere; `moves_states`: new optimizer state, too
+    streams         other processes of this machine read them there
     user_gradients  tensor a gradient from outside is fed to -> the tensor whose gradient it adds to
     fed_gradients   parameters of a program that only updates -> what their gradients are fed to
     wanted          tensors that are not parameters but need a gradient
@@ -65,6 +66,7 @@ class Request:
     summed: list[Tensor] = field(default_factory=list)
     out_of_place: bool = False
     moves_states: bool = False
+    streams: bool = False
     total: Tensor | None = None
     stopped: set[Tensor] = field(default_factory=set)
     user_gradients: dict[Tensor, Tensor] = field(default_factory=dict)

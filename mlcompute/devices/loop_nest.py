@@ -225,11 +225,15 @@ class Access(enum.Enum):
 
 
 class NestOperand(NamedTuple):
-    """An operand inside a loop nest: the value it holds, and its stride along every loop."""
+    """An operand inside a loop nest: the value it holds, and its stride along every loop.
+
+    streams   it is stored for other processes: see `Assign`
+    """
 
     value: Value
     operand: Operand
     strides: Strides
+    streams: bool = False
 
     @property
     def access(self) -> Access:
@@ -339,7 +343,9 @@ class LoopNest(NamedTuple):
                 numbers[value] = len(numbers)
         loaded, stored = (tuple(numbers[each.value] for each in some) for some in (self.loads, self.stores))
         types = tuple(each.operand.dtype.char for each in self.operands)
-        return len(self.extents), tuple(each.access for each in self.operands), types, tuple(applied), loaded, stored
+        streams = tuple(each.streams for each in self.stores)
+        access = tuple(each.access for each in self.operands)
+        return len(self.extents), access, types, tuple(applied), loaded, stored, streams
 
 
 class Sharing(NamedTuple):
@@ -364,15 +370,20 @@ def elementwise_nest(
     ops = [inner for inner in steps if inner.op.name != "assign"]
     inputs = list(dict.fromkeys(value for inner in ops for value in inner.inputs if value not in made))
     stores = [(value, operands[value]) for value in step.results]
+    streams = [False] * len(stores)
     for inner in steps:
         if inner.op.name == "assign":
             target, value = inner.inputs
             stores.append((value, operands[target]))
+            streams.append(inner.attributes.get("streams", False))
             if value not in made and value not in inputs:
                 inputs.append(value)
     known = elsewhere or {}
     loads = [(value, known.get(value) or operands[value]) for value in inputs]
-    return LoopNest.of(_iteration_shape(steps), loads, ops, stores)
+    nest = LoopNest.of(_iteration_shape(steps), loads, ops, stores)
+    if not any(streams):
+        return nest
+    return nest._replace(stores=tuple(one._replace(streams=is_) for one, is_ in zip(nest.stores, streams, strict=True)))
 
 
 def _iteration_shape(steps: Sequence[Step]) -> Shape:

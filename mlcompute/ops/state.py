@@ -9,16 +9,19 @@ from mlcompute.ops.op import TABLE, Array, ArrayType, Op, Typed, Value, register
 
 @register("assign", "state")
 class Assign(Op):
-    """target <- value, element by element. The only op without a result, and the only one with an effect."""
+    """target <- value, element by element. The only op without a result, and the only one with an effect.
+
+    streams   other processes read it next: a device that knows how writes it past its caches
+    """
 
     is_pure = False
 
     @staticmethod
-    def result(target: Typed, value: Typed) -> tuple[ArrayType, ...]:
+    def result(target: Typed, value: Typed, streams: bool = False) -> tuple[ArrayType, ...]:
         return ()
 
     @staticmethod
-    def meaning(target: Array, value: Array) -> tuple[Array, ...]:
+    def meaning(target: Array, value: Array, streams: bool = False) -> tuple[Array, ...]:
         np.copyto(target, value, casting="same_kind")
         return ()
 

@@ -141,6 +141,11 @@ class LaneExchange:
         return found
 
     @property
+    def has_neighbours(self) -> bool:
+        """Do other processes of this machine read what this one leaves in memory?"""
+        return len(self._machine) > 1
+
+    @property
     def nbytes(self) -> int:
         """Bytes of this process's part, of the values, and of what it receives."""
         return self._nbytes

@@ -131,6 +131,7 @@ class ShardUpdate:
             summed=list(self._summed),
             out_of_place=banks > 1,
             moves_states=len(self._versions) > 1,
+            streams=self._shared.has_neighbours,
         )
         self.program = program = compile_program(wanted, engine, "update")
         self._scalars = {name: (value, np.empty((), value.dtype)) for name, value in program.scalars.items()}

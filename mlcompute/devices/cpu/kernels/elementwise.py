@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from mlcompute.compiler.fuse_elementwise import FusedElementwise
 from mlcompute.devices.cpu.codegen.arguments import Argument
-from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
+from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector, vector_lanes
+from mlcompute.devices.cpu.codegen.streaming import STREAM_ALIGNMENT, finish_streaming, has_streaming_stores, stream
 from mlcompute.devices.cpu.kernels.elementwise_ops import (
     emit_elementwise,
     load_element,
@@ -30,7 +31,7 @@ from mlcompute.devices.cpu.kernels.transposes import (
 )
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker, always
 from mlcompute.devices.loop_nest import Access, LoopNest, Operand, Operands, copy_nest, elementwise_nest
-from mlcompute.ops.op import TABLE, Step, Value, inner_steps
+from mlcompute.ops.op import FLOAT32, TABLE, Step, Value, inner_steps
 
 #: Iterations per unit of sharing where there are too few rows to share.
 CHUNK = 1024
@@ -197,6 +198,30 @@ class _Writer:
                 self.hoisted[number] = load_element(self.code, pointers[number], self.dtypes[number], 1)
 
     def _innermost(self, begin: str, end: str, pointers: list[str]) -> None:
+        code = self.code
+        first = len(self.nest.loads)
+        streamed = [
+            number
+            for number, each in enumerate(self.nest.stores, start=first)
+            if each.streams and self.access[number] is Access.CONTIGUOUS and self.dtypes[number] == FLOAT32
+        ]
+        if not streamed or not has_streaming_stores():
+            self._along(begin, end, pointers)
+            return
+        # A streaming store that is not aligned is a fault.
+        bits = "0"
+        for number in streamed:
+            start = code.let(f"ptrtoint ptr {self._address(number, pointers[number], begin)} to i64")
+            bits = code.let(f"or i64 {bits}, {start}")
+        unaligned = code.let(f"and i64 {bits}, {STREAM_ALIGNMENT - 1}")
+        with code.when(code.let(f"icmp ne i64 {unaligned}, 0")):
+            self._along(begin, end, pointers)
+        with code.when(code.let(f"icmp eq i64 {unaligned}, 0")):
+            self._along(begin, end, pointers, frozenset(streamed))
+            finish_streaming(code)
+
+    def _along(self, begin: str, end: str, pointers: list[str], streamed: frozenset[int] = frozenset()) -> None:
+        """The innermost loop; `streamed` operands are stored past the caches."""
         code, lanes = self.code, vector_lanes()
         full = code.add(begin, code.mul(code.div(code.sub(end, begin), lanes), lanes))
         splats = {
@@ -204,11 +229,18 @@ class _Writer:
             for number, scalar in self.hoisted.items()
         }
         with code.loop(begin, full, lanes) as index:
-            self._body(index, pointers, lanes, splats)
+            self._body(index, pointers, lanes, splats, streamed)
         with code.loop(full, end) as index:
             self._body(index, pointers, 1, self.hoisted)
 
-    def _body(self, index: str, pointers: list[str], lanes: int, hoisted: dict[int, str]) -> None:
+    def _body(
+        self,
+        index: str,
+        pointers: list[str],
+        lanes: int,
+        hoisted: dict[int, str],
+        streamed: frozenset[int] = frozenset(),
+    ) -> None:
         registers: dict[Value, str] = {}
         for number, each in enumerate(self.nest.loads):
             if number in hoisted:
@@ -222,7 +254,11 @@ class _Writer:
                 self.code, step.op.name, step.attributes, operands, types, step.results[0].dtype, lanes
             )
         for number, each in enumerate(self.nest.stores, start=len(self.nest.loads)):
-            self._store(number, pointers[number], index, registers[each.value], lanes)
+            if number in streamed:
+                address = self._address(number, pointers[number], index)
+                stream(self.code, address, vector("float", lanes), registers[each.value])
+            else:
+                self._store(number, pointers[number], index, registers[each.value], lanes)
 
     def _address(self, number: int, pointer: str, index: str) -> str:
         contiguous = self.access[number] is Access.CONTIGUOUS

@@ -1,0 +1,94 @@
+"""What other processes read is stored past the caches: the same bits, wherever it begins and whoever shares a loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mlcompute as mlc
+from mlcompute.compiler import Request, compile_program
+from mlcompute.compiler.program import Program
+from mlcompute.devices.cpu.codegen.code import Code
+from mlcompute.devices.cpu.codegen.streaming import has_streaming_stores
+from mlcompute.devices.cpu.device import Cpu
+from mlcompute.devices.cpu.kernels import elementwise
+from mlcompute.devices.cpu.runtime import schedule
+from mlcompute.devices.loop_nest import LoopNest, Operands, elementwise_nest
+from mlcompute.ops.op import Array, Value, inner_steps
+
+GUARD = 256
+
+
+def update(engine: Cpu, shape: tuple[int, ...], *, streams: bool) -> tuple[Program, mlc.Tensor]:
+    """The update of one parameter, out of place, from a gradient in two parts."""
+    parameter = mlc.Tensor(shape=shape)
+    request = Request(
+        parameters=[parameter],
+        optimizer=mlc.AdamOptimizer(learning_rate=0.1),
+        summands=(0, 1),
+        out_of_place=True,
+        streams=streams,
+    )
+    return compile_program(request, engine, "update"), parameter
+
+
+def updated(engine: Cpu, shape: tuple[int, ...], offset: int, *, streams: bool) -> list[bytes]:
+    """New parameters and state, after writing parameters so many bytes behind a cache line."""
+    program, parameter = update(engine, shape, streams=streams)
+    executable, rng = engine.build(program, engine.allocate(program.plan.nbytes)), np.random.default_rng(0)
+    new = program.updated[parameter][0]
+    memory: dict[Value, Array] = {value: np.full((), 0.5, value.dtype) for value in program.scalars.values()}
+    for value in (program.persistent[parameter], *program.summands[parameter], *program.states[parameter]):
+        memory[value] = rng.random(value.shape, np.float32)
+    room = np.full(new.nbytes + 3 * GUARD, 0xA5, np.uint8)
+    start = GUARD - room.ctypes.data % 64 + offset
+    memory[new] = room[start : start + new.nbytes].view(np.float32).reshape(shape)
+    for value, array in memory.items():
+        buffer = engine.wrap(array)
+        assert buffer is not None
+        executable.bind(value, buffer)
+    executable.run(("update",))
+    assert (room[:start] == 0xA5).all()
+    assert (room[start + new.nbytes :] == 0xA5).all()
+    return [memory[value].tobytes() for value in (new, *program.states[parameter])]
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (16,), (63,), (1000,), (9, 33), (40, 48), (4099,)])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_same_bits(shape: tuple[int, ...], threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "WORTH_SHARING", 1e-9)
+    engine = Cpu(threads)
+    expected = updated(Cpu(1), shape, 0, streams=False)
+    for offset in (0, 4, 32, 60):
+        assert updated(engine, shape, offset, streams=True) == expected
+
+
+def nest_of(*, streams: bool) -> LoopNest:
+    program, _ = update(Cpu(1), (64,), streams=streams)
+    (step,) = program.steps
+    return elementwise_nest(step, inner_steps(step), Operands(program.steps, {}))
+
+
+def text(nest: LoopNest) -> str:
+    """The loop as it is written where no cache has it."""
+    code, firsts, count = Code("written"), [], 2 + len(nest.extents)
+    for each in nest.operands:
+        firsts.append(count)
+        count += 1 + len(each.strides)
+    elementwise._Writer(code, nest, firsts).write()
+    return code.text()
+
+
+def test_only_new_parameters_are_streamed() -> None:
+    assert [each.streams for each in nest_of(streams=True).stores].count(True) == 1
+    assert not any(each.streams for each in nest_of(streams=False).stores)
+    assert nest_of(streams=True).structure() != nest_of(streams=False).structure()
+
+
+@pytest.mark.skipif(not has_streaming_stores(), reason="this machine's stores are all ordinary ones")
+def test_streams_are_finished_before_anything_else_is_stored() -> None:
+    """Other processes are told by an ordinary store that they may read."""
+    streamed = text(nest_of(streams=True))
+    assert streamed.count("!nontemporal") == 1
+    assert streamed.index("!nontemporal") < streamed.index("call void @llvm.x86.sse.sfence()")
+    assert "nontemporal" not in text(nest_of(streams=False))
