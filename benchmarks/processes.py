@@ -8,13 +8,14 @@ group has as many slices as processes: as in DDP, each runs its own part in one 
 All that is compared is compared within one launch, in turns of a fraction of a second, round after round, and every
 process is bound to a core of its own: machines lend cores of different speeds, which change from second to second.
 
-    alone              each process trains without a group, one after the other, while the others sleep
+    alone              processes train without a group, one after the other, while the others sleep
     without exchange   all processes train at once, each by itself: what memory and clock of the machine leave
     at the slowest     as many times the slowest of those: no faster can processes be that wait for each other
     group              all train together
     torch, DDP         PyTorch in each process alone, and in all together
 
-Efficiency is the rate of all divided by the sum of what each does alone. BENCHMARK_BIND=0 lets the system choose cores.
+Efficiency is the rate of all divided by the sum of what each does alone; of more than four processes, four others are
+alone in every round, and count for all. BENCHMARK_BIND=0 lets the system choose cores.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ from benchmarks.workloads import ALL, Workload
 KINDS = ("alone", "without exchange", "at the slowest", "group", "torch", "DDP")
 #: Seconds a process waits for the others before it gives up.
 PATIENCE = 120.0
+#: Seconds of steps before those that are timed.
+WARM_UP = 0.03
+#: How many processes, one after the other, are alone in a round; of more than that, others in the next one.
+MOST_ALONE = 4
 #: By kind: samples per second of all processes in each round.
 Rates = dict[str, list[float]]
 
@@ -48,13 +53,14 @@ class Turn:
     """What is measured in turn.
 
     is_alone   processes run one after the other, while the others sleep
-    together   processes wait for each other in every step: all take as many steps
+    together   processes wait for each other in every step: all take as many steps, after some that are not timed
     """
 
     step: Callable[[], object]
     is_alone: bool = False
     together: bool = False
     steps: int = 1
+    warms: int = 1
 
 
 class Start:
@@ -94,7 +100,7 @@ class Start:
 
 
 def measured(turns: Mapping[str, Turn], start: Start, rank: int, size: int, rounds: int, seconds: float) -> Rates:
-    """Steps per second of this process, by turn and round."""
+    """Steps per second of this process, by turn and round; 0 where it was not its turn to be alone."""
     found: Rates = {kind: [] for kind in turns}
     for turn in turns.values():
         start.wait()
@@ -102,14 +108,17 @@ def measured(turns: Mapping[str, Turn], start: Start, rank: int, size: int, roun
             turn.step()
         begun = time.perf_counter()
         turn.step()
-        turn.steps = start.wait(max(2, round(seconds / max(1e-6, time.perf_counter() - begun))))
-    for _ in range(rounds):
+        took = max(1e-6, time.perf_counter() - begun)
+        turn.steps = start.wait(max(2, round(seconds / took)))
+        turn.warms = start.wait(max(1, round(WARM_UP / took)))
+    for number in range(rounds):
         for kind, turn in turns.items():
             if turn.is_alone:
-                for one in range(size):
+                found[kind].append(0.0)
+                for one in range(min(size, MOST_ALONE)):
                     start.wait()
-                    if one == rank:
-                        found[kind].append(steps_for(turn.step, max(seconds / size, 0.05)))
+                    if rank == (number * MOST_ALONE + one) % size:
+                        found[kind][-1] = steps_for(turn.step, max(seconds / MOST_ALONE, 0.05))
                 continue
             start.wait()
             found[kind].append(steps_of(turn) if turn.together else steps_for(turn.step, seconds))
@@ -118,6 +127,7 @@ def measured(turns: Mapping[str, Turn], start: Start, rank: int, size: int, roun
 
 def steps_for(step: Callable[[], object], seconds: float) -> float:
     """Steps per second of a process by itself. All take the same time: the fastest must not leave the machine early."""
+    warm_up(step)
     count, begun = 0, time.perf_counter()
     while count < 2 or time.perf_counter() - begun < seconds:
         step()
@@ -125,8 +135,17 @@ def steps_for(step: Callable[[], object], seconds: float) -> float:
     return count / (time.perf_counter() - begun)
 
 
+def warm_up(step: Callable[[], object]) -> None:
+    """A core that was asleep begins slowly, with empty caches."""
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < WARM_UP:
+        step()
+
+
 def steps_of(turn: Turn) -> float:
     """Steps per second of processes that wait for each other in every step."""
+    for _ in range(turn.warms):
+        turn.step()
     begun = time.perf_counter()
     for _ in range(turn.steps):
         turn.step()
@@ -239,7 +258,9 @@ def joined(found: Sequence[Rates], batch: int) -> Rates:
     for kind in found[0]:
         rounds = list(zip(*(one[kind] for one in found), strict=True))
         slowest = [batch * count * min(each) for each in rounds]
-        rates[kind] = slowest if kind in ("group", "DDP") else [batch * sum(each) for each in rounds]
+        # Of those that were alone, in the name of all.
+        means = [batch * count * statistics.mean(one for one in each if one > 0) for each in rounds]
+        rates[kind] = slowest if kind in ("group", "DDP") else means
         if kind == "without exchange":
             rates["at the slowest"] = slowest
     return rates
