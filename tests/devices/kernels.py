@@ -100,6 +100,8 @@ class Bench:
         made = []
         for entry, address in zip(self.entries, addresses, strict=True):
             words = [self._word(argument) for argument in entry.arguments]
+            for operand, set_pointer in entry.pointers:
+                set_pointer(self._address(operand))
             made.append((entry, KERNEL(address), np.array(words, np.int64)))
         return made
 

@@ -10,13 +10,14 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.codegen.arguments import Argument
 from mlcompute.devices.cpu.codegen.code import Code, vector, vector_lanes
 from mlcompute.devices.cpu.gemm.matmul import gemm_entry
 from mlcompute.devices.cpu.kernels import convolution_depthwise, convolution_gemm
+from mlcompute.devices.cpu.kernels.convolution_bands import bands_of
 from mlcompute.devices.cpu.kernels.convolution_chunks import Chunks, chunks_entry, whole_lines
 from mlcompute.devices.cpu.kernels.convolution_columns import (
     Columns,
@@ -57,6 +58,13 @@ def _primitive(
     return onednn.Convolution(direction, x, w, strides, dilations, padding, groups, image=dtype, result=dtype)
 
 
+class _Piece(NamedTuple):
+    """Some samples, or a band of one: its primitive, and where both its images begin, in elements."""
+
+    primitive: onednn.Convolution
+    starts: tuple[int, int]
+
+
 class _Plan:
     """What a convolution step needs: its slices, their primitives, and where its own memory is cut."""
 
@@ -69,31 +77,53 @@ class _Plan:
             x, w = a["shape"], step.inputs[1].shape
         else:
             x, w = first_shape(step.inputs[0].shape), step.inputs[1].shape
-        slices = min(slices, x[0])
-        bounds = [x[0] * s // slices for s in range(slices + 1)]
-        self.ranges = list(itertools.pairwise(bounds))
-        self.primitives = [
-            _primitive(
-                self.direction,
-                (end - begin, *x[1:]),
-                w,
-                a["strides"],
-                a["dilations"],
-                a["padding"],
-                a["groups"],
-                step.inputs[0].dtype,
-            )
-            for begin, end in self.ranges
-        ]
+        bands = self._bands(step, x, w, slices)
+        self.pieces = bands or self._samples(step, x, w, min(slices, x[0]))
+        self.has_samples = not bands
+        self.primitives = [piece.primitive for piece in self.pieces]
         first = self.primitives[0]
         self.plain = first.weights_are_plain
         self.weights_bytes = whole_lines(first.weights_bytes)
-        copies = len(self.ranges) if self.direction == "backward_weights" else 0 if self.plain else 1
+        copies = len(self.pieces) if self.direction == "backward_weights" else 0 if self.plain else 1
         self.scratch_start = copies * self.weights_bytes
         self.scratch_bytes = whole_lines(max(p.scratchpad_bytes for p in self.primitives))
-        self.nbytes = self.scratch_start + len(self.ranges) * self.scratch_bytes
-        image = first.descriptors["dy" if "dy" in first.descriptors else "y"].shape[2:]
-        self.flops = 2.0 * x[0] * math.prod(image) * math.prod(w)
+        self.nbytes = self.scratch_start + len(self.pieces) * self.scratch_bytes
+        self.flops = 2.0 * x[0] * math.prod(convolution_shapes(step)[2][2:]) * math.prod(w)
+
+    def _samples(self, step: Step, x: Shape, w: Shape, slices: int) -> list[_Piece]:
+        bounds = [x[0] * s // slices for s in range(slices + 1)]
+        sizes = [math.prod(image[1:]) for image in self._images(step)]
+        return [
+            _Piece(
+                self._primitive(step, (end - begin, *x[1:]), w, step.attributes["padding"]),
+                (begin * sizes[0], begin * sizes[1]),
+            )
+            for begin, end in itertools.pairwise(bounds)
+        ]
+
+    def _bands(self, step: Step, x: Shape, w: Shape, slices: int) -> list[_Piece] | None:
+        _, _, y = convolution_shapes(step)
+        cut = bands_of(self.direction, x, w, y, step.attributes, slices)
+        if cut is None:
+            return None
+        pieces = []
+        for sample, band in itertools.product(range(x[0]), cut.bands):
+            primitive = self._primitive(step, cut.shape(x, band), w, band.padding)
+            starts = cut.start(x, sample, band.x[0]), cut.start(y, sample, band.y[0])
+            pieces.append(_Piece(primitive, starts if self.direction == "forward" else starts[::-1]))
+        # All read the weights in one format.
+        return pieces if all(piece.primitive.weights == pieces[0].primitive.weights for piece in pieces) else None
+
+    def _primitive(self, step: Step, x: Shape, w: Shape, padding: Shape) -> onednn.Convolution:
+        a = step.attributes
+        return _primitive(
+            self.direction, x, w, a["strides"], a["dilations"], padding, a["groups"], step.inputs[0].dtype
+        )
+
+    def _images(self, step: Step) -> tuple[Shape, Shape]:
+        """Channels-first shapes of what is read and written; for the gradient of weights, of both images."""
+        x, _, y = convolution_shapes(step)
+        return (y, x) if self.direction == "backward_data" else (x, y)
 
 
 def _is_native(step: Step) -> bool:
@@ -242,12 +272,12 @@ def _sliced_entries(
         entries.append(reorder_entry(step, plan.primitives[0].weights_in(), weights, packed))
     names = ("x", "y") if plan.direction == "forward" else ("dy", "dx")
     calls, pointers = [], []
-    for number, (begin, primitive) in enumerate(zip((b for b, _ in plan.ranges), plan.primitives, strict=True)):
+    for number, (primitive, starts) in enumerate(plan.pieces):
         call = unbound_call(primitive)
         calls.append(call)
         pointers += [
-            (_from_sample(image, begin), pointer_setter(call, names[0])),
-            (_from_sample(result, begin), pointer_setter(call, names[1])),
+            (_from_element(image, starts[0]), pointer_setter(call, names[0])),
+            (_from_element(result, starts[1]), pointer_setter(call, names[1])),
             (packed, pointer_setter(call, "w")),
             *_scratch(step, operands, plan, number, call),
         ]
@@ -255,7 +285,7 @@ def _sliced_entries(
     entry = primitives_entry(step, calls, pointers, [image, packed], [result, *_scratch_operands(step, operands, plan)])
     entry.kernel = f"oneDNN {plan.primitives[0].implementation} x{len(calls)}"
     entry.cost = plan.flops * _NS_PER_FLOP
-    if len(plan.ranges) == operands.threads:  # slices are then exactly the rows other kernels give each thread
+    if plan.has_samples and len(plan.pieces) == operands.threads:  # exactly the rows other kernels give each thread
         entry.rows, entry.by_row, entry.rows_for = samples, {0, 2}, operands.threads
     return [*entries, entry]
 
@@ -319,14 +349,14 @@ def _weight_gradient(
 ) -> Sequence[Entry]:
     """Each slice sums over its samples; the slices' sums are added in order, then brought into plain format."""
     calls, pointers, parts = [], [], []
-    for number, (begin, primitive) in enumerate(zip((b for b, _ in plan.ranges), plan.primitives, strict=True)):
+    for number, (primitive, starts) in enumerate(plan.pieces):
         call = unbound_call(primitive)
         calls.append(call)
         part = operands.workspace(step, number * plan.weights_bytes, plan.weights_bytes)
         parts.append(part)
         pointers += [
-            (_from_sample(images[0], begin), pointer_setter(call, "x")),
-            (_from_sample(images[1], begin), pointer_setter(call, "dy")),
+            (_from_element(images[0], starts[0]), pointer_setter(call, "x")),
+            (_from_element(images[1], starts[1]), pointer_setter(call, "dy")),
             (part, pointer_setter(call, "dw")),
             *_scratch(step, operands, plan, number, call),
         ]
@@ -340,15 +370,15 @@ def _weight_gradient(
     return entries
 
 
-def _from_sample(image: Operand, sample: int) -> Operand:
-    """The image from one sample on."""
-    return Operand(image.base, image.offset + sample * image.strides[0], image.shape, image.strides, image.dtype)
+def _from_element(image: Operand, start: int) -> Operand:
+    """The image from one element on."""
+    return Operand(image.base, image.offset + start, image.shape, image.strides, image.dtype)
 
 
 def _scratch_operands(step: Step, operands: Operands, plan: _Plan) -> list[Operand]:
     if not plan.scratch_bytes:
         return []
-    return [operands.workspace(step, plan.scratch_start, len(plan.ranges) * plan.scratch_bytes)]
+    return [operands.workspace(step, plan.scratch_start, len(plan.pieces) * plan.scratch_bytes)]
 
 
 def _scratch(
