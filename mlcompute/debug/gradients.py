@@ -200,7 +200,7 @@ class _Exact:
     ) -> dict[Tensor, Array]:
         """Gradients of the sum of the losses, in float64; `rounding`: as if in less."""
         run = self._lower(self.nodes)
-        seeds = {run.values[loss]: _ones(run.trace, run.values[loss]) for loss in losses}
+        seeds = {run.values[loss]: run.trace.constant(np.ones(run.values[loss].shape), FLOAT64) for loss in losses}
         found = differentiate(run.trace, seeds, [run.values[tensor] for tensor in wanted if tensor in run.values])
         feeds = {value: arrays[tensor] for tensor, value in run.values.items() if tensor in arrays}
         feeds.update(dict(zip((key for key, _ in run.random_keys), self.keys, strict=True)))
@@ -369,10 +369,6 @@ def _relative(actual: Array, expected: Array, scale: Array, noise: float = 0.0) 
 
 def _wide(array: Array) -> Array:
     return array.astype(np.float64) if array.dtype == np.float32 else array
-
-
-def _ones(trace: Trace, value: Value) -> Value:
-    return trace.constant(np.ones(value.shape), FLOAT64)
 
 
 def _in_small_ops(trace: Trace) -> Substitution:

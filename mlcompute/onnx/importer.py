@@ -277,7 +277,8 @@ class Importer:
         local = self.functions.get((node.domain, node.op_type, getattr(node, "overload", "")))
         handler = control.HANDLERS.get(key) if local is None else None
         if failed:
-            if local is None and handler is None and key not in ROWS and not self._defined(node, domain, place):
+            is_known = local is not None or handler is not None or key in ROWS
+            if not is_known and not has_body(node.op_type, domain, place.versions.get(domain, 1)):
                 raise self._unknown(domain, node.op_type)
             return [Failed() for _ in node.output]
         if handler is not None:
@@ -303,9 +304,6 @@ class Importer:
         if self.choices.dequantize and key == ("", "DequantizeLinear"):
             return dequantize(self, use, list(node.output), node.input[0])
         return self.apply(use, label, list(node.output))
-
-    def _defined(self, node: NodeProto, domain: str, place: Place) -> bool:
-        return has_body(node.op_type, domain, place.versions.get(domain, 1))
 
     def _unknown(self, domain: str, name: str) -> NotImportedError:
         reason = BY_DESIGN.get((domain, name))

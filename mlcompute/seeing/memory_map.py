@@ -38,7 +38,7 @@ def memory_map(timeline: MemoryTimeline) -> MemoryPicture:
     parts = [f'<svg class="chart memory" viewBox="0 0 {WIDTH} {HEIGHT}" role="presentation">']
     parts += _use(timeline, per_step)
     parts += _strip(timeline, per_step)
-    for tick in _byte_ticks(nbytes):
+    for tick in (one for one in nice_ticks(0.0, float(nbytes), 5) if 0 <= one <= nbytes):
         y = MAP_TOP + MAP_HEIGHT - tick * per_byte
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 3.5:.1f}" text-anchor="end">{size(tick)}</text>')
@@ -108,10 +108,6 @@ def _strip(timeline: MemoryTimeline, per_step: float) -> list[str]:
             f"<title>{phase}</title></rect>"
         )
     return parts
-
-
-def _byte_ticks(nbytes: int) -> list[float]:
-    return [tick for tick in nice_ticks(0.0, float(nbytes), 5) if 0 <= tick <= nbytes]
 
 
 def _step_ticks(steps: int, per_step: float) -> list[str]:

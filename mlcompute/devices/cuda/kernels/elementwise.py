@@ -119,13 +119,10 @@ def _pack(nest: LoopNest) -> int:
     if any(each.access is not Access.CONTIGUOUS for each in nest.stores):
         return 1
     pack = WIDEST // max(each.operand.dtype.itemsize for each in contiguous)
-    while pack > 1 and not (_divides(pack, nest) and all(_is_aligned(each, pack) for each in contiguous)):
+    width = nest.extents[-1] if len(nest.extents) > 1 else 0
+    while pack > 1 and (width % pack or not all(_is_aligned(each, pack) for each in contiguous)):
         pack //= 2
     return max(pack, 1)
-
-
-def _divides(pack: int, nest: LoopNest) -> bool:
-    return len(nest.extents) == 1 or nest.extents[-1] % pack == 0
 
 
 def _is_aligned(each: NestOperand, pack: int) -> bool:

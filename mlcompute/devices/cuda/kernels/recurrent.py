@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlcompute.devices.cuda.codegen.types import FLOAT, DType, memory_type
+from mlcompute.devices.cuda.codegen.types import FLOAT, memory_type
 from mlcompute.devices.cuda.kernels import lstm_steps
 from mlcompute.devices.cuda.kernels.column_sums import column_sums
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row, Status
@@ -189,11 +189,7 @@ def supports_recurrence(step: Step) -> bool:
         lengths = values.pop(len(step.inputs) - 1)
         if lengths.dtype.kind not in "iu":
             return False
-    return all(_is_float(value.dtype) and value.size for value in values)
-
-
-def _is_float(dtype: DType) -> bool:
-    return dtype == FLOAT
+    return all(value.dtype == FLOAT and value.size for value in values)
 
 
 KERNELS: dict[str, Row] = {
