@@ -73,7 +73,7 @@ def test_a_wrong_derivative_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlcompute.devices.cpu.device import CpuExecutable
+    from mlcompute.devices.cpu.executable import CpuExecutable
 
     training, inputs, labels = network()
     weights = next(layer for layer in training.layers if layer.label == "head").parameters["weights"].tensor
@@ -178,7 +178,7 @@ def test_a_derivative_wrong_by_a_constant_is_found_where_it_should_be_zero(
 def test_a_kernel_wrong_by_a_constant_is_found_where_the_gradient_should_be_zero(
     monkeypatch: pytest.MonkeyPatch, error: float
 ) -> None:
-    from mlcompute.devices.cpu.device import CpuExecutable
+    from mlcompute.devices.cpu.executable import CpuExecutable
 
     training, inputs, labels = zero_gradients(Cpu(1))
     conv: Any = next(layer for layer in training.layers if layer.label == "conv")

@@ -103,6 +103,11 @@ class Operands:
             return view
         return Operand(value, 0, value.shape, dense_strides(value.shape), value.dtype)
 
+    def base(self, value: Value) -> Value:
+        """The value that owns the memory a value lies in."""
+        view = self.views.get(value)
+        return value if view is None else view.base
+
     def look(self, value: Value) -> Hashable:
         """What a value's operand is apart from its memory: steps on operands that look the same share kernels."""
         view = self.views.get(value)

@@ -235,8 +235,7 @@ class CompiledGraph:
 
     def bind(self, executable: Executable, storages: dict[Value, Storage]) -> None:
         """Let an executable work on the newest parameters, statistics and states; it remembers which they are."""
-        for value, storage in storages.items():
-            executable.bind(value, storage.buffer(self.engine))
+        executable.bind_all({value: storage.buffer(self.engine) for value, storage in storages.items()})
         if self.shares_memory:
             executable.feed(self.engine, self.scalars_of(executable.program).arrays)
         executable.bound_to, executable.bound_at = storages, Storage.changes

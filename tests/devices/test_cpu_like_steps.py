@@ -9,10 +9,10 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute.devices.cpu import gemm, kernels
-from mlcompute.devices.cpu.device import Cpu, CpuExecutable
+from mlcompute.devices.cpu.device import Cpu
+from mlcompute.devices.cpu.executable import CpuExecutable
 from mlcompute.devices.cpu.kernels import table
 from mlcompute.devices.cpu.runtime import like_steps
-from mlcompute.devices.cpu.runtime.entry import KernelCall
 from mlcompute.devices.cpu.runtime.like_steps import LikeSteps
 from mlcompute.ops.op import Array, Value
 from tests.devices.kernels import run_on_engine
@@ -41,8 +41,8 @@ def train(blocks: int) -> tuple[list[float], CpuExecutable]:
 
 def test_a_deep_network_has_the_kernels_of_a_shallow_one() -> None:
     def counts(blocks: int) -> tuple[int, int]:
-        calls = [call for call in train(blocks)[1]._calls if isinstance(call, KernelCall)]
-        return len(calls), len({call.entry for call in calls})
+        calls = train(blocks)[1]._calls
+        return len(calls), len(calls.by_entry())
 
     (few_calls, few_entries), (many_calls, many_entries) = counts(20), counts(40)
     assert many_calls > 1.9 * few_calls
@@ -106,3 +106,17 @@ def test_the_table_knows_the_ops_of_every_file() -> None:
     for name, rows in tables.items():
         for file, ops in table.FILES.items():
             assert all(rows[op] is getattr(table.module_of(file), name, {}).get(op) for op in ops), (file, name)
+
+
+def test_kernels_that_fail_have_words_of_their_own() -> None:
+    graph = mlc.Graph()
+    inputs = {f"i{number}": graph.input((3,), f"i{number}", data_type=mlc.DataType.INT32) for number in range(3)}
+    rows = {f"y{name}": graph.embedding(tensor, 4, 2) for name, tensor in inputs.items()}
+    inference = mlc.InferenceGraph([graph])
+    inference.add_inputs(inputs)
+    inference.add_outputs(rows)
+    inference.compile(device=mlc.Device(engine=Cpu(2)))
+    assert inference._session.compiled is not None
+    (executable,) = inference._session.compiled._executables.values()
+    assert isinstance(executable, CpuExecutable)
+    assert (np.diff(np.sort(executable._status_of)) >= 16).all(), "that it failed, and the index"

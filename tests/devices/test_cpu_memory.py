@@ -13,7 +13,8 @@ import pytest
 import mlcompute as mlc
 from benchmarks.workloads import WORKLOADS
 from mlcompute.devices.cpu import onednn
-from mlcompute.devices.cpu.device import Cpu, CpuExecutable
+from mlcompute.devices.cpu.device import Cpu
+from mlcompute.devices.cpu.executable import CpuExecutable
 from mlcompute.devices.cpu.kernels import convolution
 from mlcompute.devices.device import Buffer
 from mlcompute.runtime.tensor_state import state_of
@@ -38,10 +39,13 @@ def bookkeeping(job: Job) -> int:
     total = 64  # the arena begins at a cache line
     for executable in job.training._session.compiled._built.values():
         assert isinstance(executable, CpuExecutable)
-        arrays: list[Any] = [executable._words, executable._arena_words.base, executable._barrier]
+        calls, memory = executable._calls, executable._memory
+        arrays: list[Any] = [executable._words, executable._arena_words, executable._outside, executable._barrier]
+        arrays += [executable._starts, executable._status_of, memory.offset, memory.nbytes]
+        arrays += [calls.which, calls.first, calls.memory]
         arrays += executable.program.constants.values()
         arrays += [part for tape in executable._tapes.values() for one in tape for part in (one.job, one.tape)]
-        words = [call.status for call in executable._watched if call.status is not None]
+        words = [status for _, status in executable._watched]
         arrays += {id(one.base): one.base for one in words if one.base is not None}.values()  # many lie side by side
         arrays += [one for one in words if one.base is None]
         total += sum(array.nbytes for array in arrays if array is not None)

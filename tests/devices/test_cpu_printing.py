@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mlcompute.devices.cpu import device, onednn
+from mlcompute.devices.cpu import executable, onednn
 from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.cpu.jit import cache
 from tests.devices.models import MODELS, make
@@ -56,7 +56,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         monkeypatch.setenv("MLC_DEBUG", debug)
         library = cache.KernelCache()
         _libraries.append(library)
-        monkeypatch.setattr(device, "kernel_cache", library)
+        monkeypatch.setattr(executable, "kernel_cache", library)
         job = make("lstm", Cpu(2))
         job.step()
         job.step()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import platform
+from typing import Any
 
 import numpy as np
 import pytest
 
 import mlcompute as mlc
-from mlcompute.devices.cpu import device as cpu
+from mlcompute.devices.cpu import executable as cpu
 from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.cpu.runtime import schedule as choices
 from mlcompute.devices.cpu.runtime.schedule import schedule, useful_threads
 from mlcompute.devices.cpu.runtime.threads import ALONE, WAIT
+from mlcompute.ops.op import Array
 
 SYNC = mlc.ExecutionOptions.SYNCHRONOUS
 
@@ -32,19 +34,19 @@ def train(threads: int, rows: int = 2) -> mlc.TrainingGraph:
 
 
 @pytest.fixture
-def turns(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[Array]:
     """What every call of `schedule` has decided."""
-    found: list[list[int]] = []
+    found: list[Array] = []
 
-    def noted(*arguments: object) -> list[int]:
-        found.append(schedule(*arguments))  # type: ignore[arg-type]
+    def noted(*arguments: Any) -> Array:
+        found.append(schedule(*arguments))
         return found[-1]
 
     monkeypatch.setattr(cpu, "schedule", noted)
     return found
 
 
-def test_small_kernels_in_a_row_need_no_barriers(turns: list[list[int]]) -> None:
+def test_small_kernels_in_a_row_need_no_barriers(turns: list[Array]) -> None:
     training = train(4)
     data = {"x": np.ones((2, 600), np.float32)}, {"t": np.array([1, 3], np.int32)}
     training.execute(*data, options=SYNC)
@@ -58,7 +60,7 @@ def test_small_kernels_in_a_row_need_no_barriers(turns: list[list[int]]) -> None
     assert str(training.programs["fused 2"]).count("one thread") == sum(map(bool, alone))
 
 
-def test_one_thread_has_nothing_to_leave_to_others(turns: list[list[int]]) -> None:
+def test_one_thread_has_nothing_to_leave_to_others(turns: list[Array]) -> None:
     training = train(1)
     training.execute({"x": np.ones((2, 600), np.float32)}, {"t": np.array([1, 3], np.int32)}, options=SYNC)
     assert not any(turn & ALONE for turn in turns[0])
@@ -76,7 +78,7 @@ def test_the_same_bits_as_one_thread(threads: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_a_kernel_that_fails_alone_changes_nothing(threads: int, turns: list[list[int]]) -> None:
+def test_a_kernel_that_fails_alone_changes_nothing(threads: int, turns: list[Array]) -> None:
     training = train(threads)
     x = {"x": np.ones((2, 600), np.float32)}
     training.execute(x, {"t": np.array([1, 3], np.int32)}, options=SYNC)

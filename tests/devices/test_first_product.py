@@ -58,8 +58,8 @@ def test_it_is_begun_when_products_are_foreseen(
 ) -> None:
     """The gradient of a dense layer's source is a product by sgemm, its prediction is not."""
     product, made = FirstProduct(), list[object]()
-    for module in ("mlcompute.devices.cpu.device", "mlcompute.devices.cpu.gemm.matmul"):
-        monkeypatch.setattr(f"{module}.first_product", product)
+    for module in ("device", "executable", "gemm.matmul"):
+        monkeypatch.setattr(f"mlcompute.devices.cpu.{module}.first_product", product)
     monkeypatch.setattr(first_product, "_multiply", made.append)
     x, dy, w = (np.zeros(shape, np.float32) for shape in ((32, 24), (32, 40), (40, 24)))
     trace = Trace()
@@ -111,8 +111,8 @@ def test_without_another_thread_it_is_made_on_this_one(
 
 def test_compile_reports_its_failure(library: onednn.OneDNN, monkeypatch: pytest.MonkeyPatch) -> None:
     product = FirstProduct()
-    for module in ("mlcompute.devices.cpu.device", "mlcompute.devices.cpu.gemm.matmul"):
-        monkeypatch.setattr(f"{module}.first_product", product)
+    for module in ("device", "executable", "gemm.matmul"):
+        monkeypatch.setattr(f"mlcompute.devices.cpu.{module}.first_product", product)
 
     def fail(_: object) -> None:
         raise mlc.DeviceError("oneDNN: sgemm: out of memory")

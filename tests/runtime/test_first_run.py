@@ -12,7 +12,8 @@ import pytest
 import mlcompute as mlc
 from mlcompute.compiler.plan_memory import MemoryPlan
 from mlcompute.compiler.program import Program
-from mlcompute.devices.cpu.device import Cpu, CpuExecutable
+from mlcompute.devices.cpu.device import Cpu
+from mlcompute.devices.cpu.executable import CpuExecutable
 from mlcompute.devices.cpu.jit.cache import KernelCache
 from mlcompute.devices.cpu.kernels import convolution
 from mlcompute.devices.cpu.onednn.first_product import FirstProduct, first_product

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import mlcompute as mlc
-from mlcompute.devices.cpu.device import CpuExecutable
+from mlcompute.devices.cpu.executable import CpuExecutable
 from tests.nets import Regression, assert_same, cpu, normal, sgd, values_of
 from tests.seeing.nets import HOSTILE, Classifier
 

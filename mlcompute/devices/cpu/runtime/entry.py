@@ -122,21 +122,6 @@ class Entry:
         return not self.pointers and (self.status is None or self.layout.status is not None)
 
 
-class KernelCall:
-    """An entry on the memory of one step. Steps that are alike share their entries (`LikeSteps`).
-
-    bases    values in whose memory the entry's operands lie, in the order of `Layout.bases`
-    status   a word of its own, where the entry can fail
-    """
-
-    __slots__ = ("bases", "entry", "start", "status", "step")
-
-    def __init__(self, entry: Entry, step: Step, bases: Sequence[Value], status: Array | None) -> None:
-        self.entry, self.step, self.bases, self.status = entry, step, bases, status
-        #: Where its arguments begin among those of all calls.
-        self.start = 0
-
-
 def always(step: Step) -> bool:
     """Whatever the step: a row of a table of kernels that asks."""
     return True

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from mlcompute.devices.cpu.runtime.entry import Entry, KernelCall, Maker
+from mlcompute.devices.cpu.runtime.calls import numbers_of
+from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import Operands
 from mlcompute.ops.op import Array, Step, Value
 
@@ -28,11 +29,13 @@ class Kind:
     """What steps that are alike have in common.
 
     entries   their kernels; None where there are none
-    bound     each of these, and which values of a step are its bases
+    places    of each entry: which values of a step are its bases
+    bases     memory of a step that nobody is like, where its values are not all that its entries use
     """
 
     entries: Sequence[Entry] | None
-    bound: list[tuple[Entry, list[int]]] = field(default_factory=list)
+    places: list[list[int]] = field(default_factory=list)
+    bases: list[Value] | None = None
 
     @functools.cached_property
     def texts(self) -> tuple[str, str]:
@@ -43,65 +46,96 @@ class Kind:
         return ", ".join(dict.fromkeys(entry.kernel for entry in self.entries)), ", ".join(shares)
 
 
-#: By what steps that are alike have in common.
-Kinds = dict[Hashable, Kind]
+class Kinds:
+    """Kinds of steps seen so far, in one program or several of the same graph for as many threads.
+
+    forms   what an operand is apart from its memory -> a number for it
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[Hashable, Kind] = {}
+        self.forms: dict[Hashable, int] = {}
+
+    def form(self, look: Hashable) -> int:
+        """The number of what an operand looks like."""
+        return self.forms.setdefault(look, len(self.forms))
 
 
 class LikeSteps:
-    """Makes the calls of one program's steps.
-
-    kinds   of steps seen before, in this program or others of the same graph for as many threads
-    """
+    """What the steps of one program have in common with each other, and with those of others."""
 
     def __init__(self, operands: Operands, workspaces: Mapping[Step, Value], kinds: Kinds) -> None:
         self._operands, self._workspaces = operands, workspaces
         self._kinds = kinds
         #: Attributes that steps share (`share_updates`, `differentiate`) as keys. They live as long as the program.
         self._known: dict[int, Hashable] = {}
-        #: Words for the statuses of calls, and how many of them are taken.
-        self._statuses, self._taken = np.zeros(0, np.int64), 0
 
-    def calls(self, step: Step, make: Maker) -> tuple[Kind, list[KernelCall]]:
-        """What a step has in common with others, and the calls it comes to."""
-        views, values = self._operands.views, step.inputs + step.results
-        bases = list(values)
-        forms: list[Hashable] = [value.shape for value in values]
-        forms += [value.dtype for value in values]
-        if not views.keys().isdisjoint(values):
-            for place, value in enumerate(values):
-                if value in views:
-                    view = views[value]
-                    bases[place] = view.base
-                    forms += (place, view.offset, view.strides)
-        workspace = self._workspaces.get(step)
-        if workspace is not None:
-            bases.append(workspace)
-            forms.append(workspace.nbytes)
-        attributes = self._attributes(step) if step.attributes else ""
-        same = () if len(set(bases)) == len(bases) else (_numbered(values), _numbered(bases))
-        key = (step.op, attributes, same, *forms)
-        kind = self._kinds.get(key)
-        if kind is None:
-            kind = Kind(make(step, self._operands))
-            entries = kind.entries or ()
-            if attributes is not None and all(
-                one.is_shareable and set(one.layout.bases) <= set(bases) for one in entries
-            ):
-                self._kinds[key] = kind
-                kind.bound = [(entry, [bases.index(base) for base in entry.layout.bases]) for entry in entries]
-            return kind, [KernelCall(entry, step, entry.layout.bases, entry.status) for entry in entries]
-        calls = []
-        for entry, places in kind.bound:
-            status = None if entry.status is None else self._status()
-            calls.append(KernelCall(entry, step, [bases[place] for place in places], status))
-        return kind, calls
+    def kinds(self, steps: Sequence[Step], make: Maker) -> tuple[list[Kind], Array, Array]:
+        """The kind of each step, where its memory begins in an array of numbers, and that array (`Calls.memory`)."""
+        values: list[Value] = []
+        ends: list[int] = []
+        workspaces = self._workspaces
+        for step in steps:
+            values += step.inputs
+            values += step.results
+            if workspaces and step in workspaces:
+                values.append(workspaces[step])
+            ends.append(len(values))
+        numbers = numbers_of(values)
+        forms, memory = self._looked_at(values, numbers)
+        looks, own, bases = forms.astype(np.int32).tobytes(), numbers.tolist(), memory.tolist()
+        found: list[Kind] = []
+        firsts = [0, *ends[:-1]]
+        begin, known, others = 0, self._kinds.known, list[Value]()
+        for step, end in zip(steps, ends, strict=True):
+            attributes = self._attributes(step) if step.attributes else ""
+            key: Hashable = (step.op, attributes, looks[4 * begin : 4 * end])
+            if len(set(bases[begin:end])) < end - begin:
+                key = (key, _numbered(own[begin:end]), _numbered(bases[begin:end]))
+            kind = known.get(key)
+            if kind is None:
+                kind = self._new(step, make, bases[begin:end])
+                if attributes is not None and kind.bases is None:
+                    known[key] = kind
+                elif kind.bases is not None:
+                    firsts[len(found)] = len(values) + len(others)
+                    others += kind.bases
+            found.append(kind)
+            begin = end
+        return found, np.array(firsts, np.int64), np.concatenate([memory, numbers_of(others)])
 
-    def _status(self) -> Array:
-        """A word of its own."""
-        if self._taken == len(self._statuses):
-            self._statuses, self._taken = np.zeros(1024, np.int64), 0
-        self._taken += 1
-        return self._statuses[self._taken - 1 : self._taken]
+    def _new(self, step: Step, make: Maker, bases: list[int]) -> Kind:
+        kind = Kind(make(step, self._operands))
+        entries = kind.entries or ()
+        used = [[base.index for base in entry.layout.bases] for entry in entries]
+        if all(one.is_shareable and set(own) <= set(bases) for one, own in zip(entries, used, strict=True)):
+            kind.places = [[bases.index(base) for base in own] for own in used]
+        else:
+            kind.bases = []
+            for entry in entries:
+                count, own = len(kind.bases), entry.layout.bases
+                kind.places.append(list(range(count, count + len(own))))
+                kind.bases += own
+        return kind
+
+    def _looked_at(self, values: list[Value], numbers: Array) -> tuple[Array, Array]:
+        """The form of each value, and the number of the memory it lies in; each value is looked at once."""
+        size = 1 + int(numbers.max(initial=0)) - int(numbers.min(initial=0))
+        last = np.full(size, -1, np.int64)
+        last[numbers] = np.arange(len(values))
+        own = np.flatnonzero(last >= 0)
+        forms, memory, form = np.zeros(size, np.int64), np.arange(size), self._kinds.form
+        memory[memory > numbers.max(initial=0)] -= size
+        forms[own] = [form((one.shape, one.dtype)) for one in map(values.__getitem__, last[own].tolist())]
+        views = self._operands.views
+        if views:
+            shown = numbers_of(list(views))
+            inside = shown <= numbers.max(initial=0)
+            inside[inside] = last[shown[inside]] >= 0
+            used = [view for view, is_used in zip(views.values(), inside.tolist(), strict=True) if is_used]
+            forms[shown[inside]] = [form(view[1:]) for view in used]
+            memory[shown[inside]] = [view.base.index for view in used]
+        return forms[numbers], memory[numbers]
 
     def _attributes(self, step: Step) -> Hashable:
         """A step's attributes as a key; None where they cannot be compared."""
@@ -115,9 +149,9 @@ class LikeSteps:
         return known
 
 
-def _numbered(values: Sequence[Value]) -> tuple[int, ...]:
+def _numbered(values: Sequence[int]) -> tuple[int, ...]:
     """Which of some values are the same."""
-    numbers: dict[Value, int] = {}
+    numbers: dict[int, int] = {}
     return tuple([numbers.setdefault(value, len(numbers)) for value in values])
 
 

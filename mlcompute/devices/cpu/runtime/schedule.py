@@ -6,20 +6,20 @@ chain of small ones is left to it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from mlcompute.compiler.program import Program
-from mlcompute.devices.cpu.runtime.entry import Entry, KernelCall
-from mlcompute.devices.cpu.runtime.threads import ALONE, WAIT, machine_slices
-from mlcompute.ops.op import Value
+import numpy as np
 
-#: What a call touches: is it written, its first and last byte, rows that threads own (0: any) and their bytes.
-_Touch = tuple[bool, int, int, int, int]
+from mlcompute.devices.cpu.runtime.calls import Calls, Memory
+from mlcompute.devices.cpu.runtime.threads import ALONE, WAIT, machine_slices
+from mlcompute.ops.op import Array
+
 #: So many estimated nanoseconds of work are worth waking one more thread for.
 WORTH_SHARING = 15_000.0
 #: A barrier is cheaper than looking through more than this many of them.
 _MOST_TOUCHED = 512
+#: Of neighbouring calls, so many operands of each are compared for all of them at once.
+_FIRST_PARTS = 6
 
 
 def useful_threads(cost: float, threads: int) -> int:
@@ -35,16 +35,28 @@ def useful_threads(cost: float, threads: int) -> int:
     return -(-parts // -(-parts // worth))
 
 
-def schedule(calls: Sequence[KernelCall], program: Program, threads: int) -> list[int]:
-    """For every call, whether threads wait before it (`WAIT`) and whether only the first runs it (`ALONE`)."""
-    touches = _touches(calls, threads)
-    waits = _barriers(calls, touches, program, [False] * len(calls))
-    if threads == 1:
-        return [WAIT * wait for wait in waits]
-    alone = _small_chains(calls, waits, threads)
-    if any(alone):
-        waits = _barriers(calls, touches, program, alone)
-    return [WAIT * wait + ALONE * single for wait, single in zip(waits, alone, strict=True)]
+def schedule(calls: Calls, memory: Memory, can_fail: Array, threads: int) -> Array:
+    """For every call, whether threads wait before it (`WAIT`) and whether only the first runs it (`ALONE`).
+
+    can_fail   of every call
+    """
+    if len(calls) < 2:
+        return np.zeros(len(calls), np.int64)
+    touches = _Touches.of(calls, memory, threads)
+    certain, alone = _next_to_each_other(touches), np.zeros(len(calls), np.bool_)
+    if threads > 1:
+        # Most barriers are between neighbours. Where these are enough to leave all small chains to one thread, nobody
+        # need know the others between its calls.
+        costs = calls.costs()
+        chains = _small_chains(costs, certain, threads)
+        if chains is None:
+            waits = _barriers(calls, touches, certain, can_fail, alone)
+            chains = _small_chains(costs, waits, threads, exact=True)
+        assert chains is not None
+        alone = chains
+    certain[1:] &= ~(alone[1:] & alone[:-1])
+    waits = _barriers(calls, touches, certain, can_fail, alone)
+    return np.where(waits, WAIT, 0) | np.where(alone, ALONE, 0)
 
 
 def barrier_cost(threads: int) -> float:
@@ -52,147 +64,141 @@ def barrier_cost(threads: int) -> float:
     return 250.0 + 20.0 * threads
 
 
-def _small_chains(calls: Sequence[KernelCall], waits: Sequence[bool], threads: int) -> list[bool]:
-    """Calls in a row that one thread runs sooner than all threads that wait for each other between them."""
+def _small_chains(costs: Array, waits: Array, threads: int, *, exact: bool = False) -> Array | None:
+    """Calls in a row that one thread runs sooner than all threads that wait for each other between them.
+
+    exact   are these all barriers? If not, None where more of them could change the answer
+    """
     barrier, lost = barrier_cost(threads), 1.0 - 1.0 / threads
-    costs = [call.entry.cost for call in calls]
-    alone = [False] * len(calls)
-    begin = 0
-    while begin < len(calls):
-        end = begin
-        # To share a call takes a barrier before it, and mostly another one behind it.
-        while end < len(calls) and costs[end] * lost < 1.5 * barrier:
-            end += 1
+    alone = np.zeros(len(costs), np.bool_)
+    # To share a call takes a barrier before it, and mostly another one behind it.
+    small = np.concatenate([[False], costs * lost < 1.5 * barrier, [False]])
+    edges = np.flatnonzero(small[1:] != small[:-1]).tolist()
+    waited, spent = (np.concatenate([[0], np.cumsum(some)]).tolist() for some in (waits, costs))
+    for begin, end in zip(edges[::2], edges[1::2], strict=True):
         if end - begin > 1:
-            inside = sum(waits[begin + 1 : end])
+            inside = waited[end] - waited[begin + 1]
             # Others wait before and after the chain, also where they did not have to.
-            added = (begin > 0 and not waits[begin]) + (end < len(calls) and not waits[end])
-            if (inside - added) * barrier > lost * sum(costs[begin:end]):
-                alone[begin:end] = [True] * (end - begin)
-        begin = end + 1
+            added = (begin > 0 and not waits[begin]) + (end < len(costs) and not waits[end])
+            if (inside - added) * barrier > lost * (spent[end] - spent[begin]):
+                alone[begin:end] = True
+            elif not exact:
+                return None
     return alone
 
 
-def _barriers(
-    calls: Sequence[KernelCall], touches: Sequence[_Touches], program: Program, alone: Sequence[bool]
-) -> list[bool]:
-    """Before which calls all threads must synchronize: where one may touch memory another has not finished with."""
-    waits: list[bool] = []
-    failures = [False, False]  # may a call have failed since the last barrier: a shared one, one that is alone
-    shared, own = _Touched(program), _Touched(program)  # what was touched since then by shared calls, by those alone
-    for call, mine, single in zip(calls, touches, alone, strict=True):
-        # No parameter or state is changed before it is known that every kernel before it succeeded. The first thread
-        # knows about those it ran alone.
-        unknown = failures[0] or (failures[1] and not single)
-        wait = (
-            (unknown and not call.step.op.is_pure)
-            or (shared.count > 0 and shared.conflicts(call, mine, by_rows=not single))
-            or (not single and own.count > 0 and own.conflicts(call, mine, by_rows=False))
-            or shared.count + own.count > _MOST_TOUCHED
-        )
-        waits.append(wait)
-        if wait:
-            shared.clear()
-            own.clear()
-            failures = [False, False]
-        (own if single else shared).add(call, mine)
-        if call.status is not None:
-            failures[single] = True
+class _Touches(NamedTuple):
+    """What calls touch, one piece of memory after the other.
+
+    begin     of each call: its first piece; one more at the end
+    written   is a piece written?
+    start, stop   its bytes in the arena; outside of it, where bases have nothing in common, a made-up range
+    rows      that threads own in it (0: any thread touches anything)
+    nbytes    of the operand: threads that share the same rows of as many bytes only touch their own
+    """
+
+    begin: Array
+    written: Array
+    start: Array
+    stop: Array
+    rows: Array
+    nbytes: Array
+
+    @classmethod
+    def of(cls, calls: Calls, memory: Memory, threads: int) -> _Touches:
+        """What calls touch where there are so many threads."""
+        counts = np.array([len(entry.layout.touches) for entry in calls.entries], np.int64)[calls.which]
+        begin = np.concatenate([[0], np.cumsum(counts)])
+        made = cls(begin, np.zeros(begin[-1], np.bool_), *np.zeros((4, begin[-1]), np.int64))
+        for entry, called, bases in calls.by_entry():
+            for number, (base, written, rows, rows_for, offset, nbytes, is_array) in enumerate(entry.layout.touches):
+                at, own = begin[called] + number, bases[:, base]
+                lies = memory.offset[own]
+                start = lies + offset if is_array else lies
+                stop = start + nbytes if is_array else lies + memory.nbytes[own]
+                made.written[at] = written
+                made.start[at] = np.where(lies < 0, -1 - own, start)
+                made.stop[at] = np.where(lies < 0, -own, stop)
+                made.rows[at] = rows if rows_for in (0, threads) and (is_array or offset == 0) else 0
+                made.nbytes[at] = nbytes
+        return made
+
+    def part(self, number: int) -> tuple[Array, ...]:
+        """One piece of every call; an empty one where a call has not so many."""
+        at = np.minimum(self.begin[:-1] + number, max(len(self.written) - 1, 0))
+        there = self.begin[:-1] + number < self.begin[1:]
+        written, start, stop, rows, nbytes = (some[at] for some in self[1:])
+        return written & there, np.where(there, start, 0), np.where(there, stop, 0), rows, nbytes
+
+    def of_call(self, call: int) -> list[tuple[bool, int, int, int, int]]:
+        """What one call touches."""
+        pieces = slice(self.begin[call], self.begin[call + 1])
+        return list(zip(*[some[pieces].tolist() for some in self[1:]], strict=True))
+
+
+def _next_to_each_other(touches: _Touches) -> Array:
+    """Calls that must wait for the one before them, by the first pieces of memory that both touch."""
+    waits = np.zeros(len(touches.begin) - 1, np.bool_)
+    most = min(_FIRST_PARTS, int(np.diff(touches.begin).max(initial=0)))
+    parts = [touches.part(number) for number in range(most)] if len(touches.written) else []
+    for written, start, stop, rows, nbytes in parts:
+        for was_written, other_start, other_stop, other_rows, other_nbytes in parts:
+            found = (written[1:] | was_written[:-1]) & (start[1:] < other_stop[:-1]) & (other_start[:-1] < stop[1:])
+            own = (rows[1:] != 0) & (rows[1:] == other_rows[:-1]) & (start[1:] == other_start[:-1])
+            waits[1:] |= found & ~(own & (nbytes[1:] == other_nbytes[:-1]))
     return waits
 
 
-class _Touches(NamedTuple):
-    """What calls of an entry touch, by the numbers of its bases.
+def _barriers(calls: Calls, touches: _Touches, certain: Array, can_fail: Array, alone: Array) -> Array:
+    """Before which calls all threads must synchronize: where one may touch memory another has not finished with.
 
-    parts      base, is it written, rows that threads own, bytes, offset in the base (-1: all of it)
-    bases      every base once
-    anywhere   bases of which any thread may write any part
+    certain   calls of which that is known
     """
+    waits: Array = certain.copy()
+    numbers = np.arange(len(certain))
+    last = np.maximum.accumulate(np.where(certain, numbers, 0))
+    shared_before, failing_before, failing_alone_before = (
+        np.concatenate([[0], np.cumsum(some)]) for some in (~alone, can_fail & ~alone, can_fail & alone)
+    )
+    # A call that the first thread runs alone, after others like it, has nobody to wait for.
+    open_ = np.flatnonzero(~certain & ~(alone & (shared_before[:-1] == shared_before[last])) & (numbers > 0))
+    begin = end = 0  # the calls that have been looked at since the last barrier
+    shared: list[tuple[bool, int, int, int, int]] = []
+    own: list[tuple[bool, int, int, int, int]] = []
+    for call, after in zip(open_.tolist(), last[open_].tolist(), strict=True):
+        if after > begin:
+            begin = end = after
+            shared, own = [], []
+        single = bool(alone[call])
+        # No parameter or state is changed before it is known that every kernel before it succeeded. The first thread
+        # knows about those it ran alone.
+        unknown = failing_before[call] > failing_before[begin] or (
+            not single and failing_alone_before[call] > failing_alone_before[begin]
+        )
+        wait = unknown and not calls.steps[call].op.is_pure
+        wait = wait or touches.begin[call] - touches.begin[begin] > _MOST_TOUCHED
+        if not wait:
+            for before in range(end, call):
+                (own if alone[before] else shared).extend(touches.of_call(before))
+            end = call
+            mine = touches.of_call(call)
+            wait = _conflict(mine, shared, by_rows=not single) or (not single and _conflict(mine, own, by_rows=False))
+        if wait:
+            waits[call] = True
+            begin = end = call
+            shared, own = [], []
+    return waits
 
-    parts: list[tuple[int, bool, int, int, int]]
-    bases: list[int]
-    anywhere: list[int]
 
-
-def _touches(calls: Sequence[KernelCall], threads: int) -> list[_Touches]:
-    """What each call touches; calls of one entry share it."""
-    entries: dict[Entry, _Touches] = {}
-    for entry in dict.fromkeys([call.entry for call in calls]):
-        parts = []
-        for base, written, rows, rows_for, offset, nbytes, is_array in entry.layout.touches:
-            own = rows if rows_for in (0, threads) and (is_array or offset == 0) else 0
-            parts.append((base, written, own, nbytes, offset if is_array else -1))
-        bases = list(dict.fromkeys(part[0] for part in parts))
-        anywhere = [base for base, written, own, _, offset in parts if written and not own and offset < 0]
-        entries[entry] = _Touches(parts, bases, anywhere)
-    return [entries[call.entry] for call in calls]
-
-
-class _Touched:
-    """What calls have touched since the last barrier. It is looked at only as closely as the next call asks for."""
-
-    def __init__(self, program: Program) -> None:
-        self._placements = program.plan.placements
-        #: How many pieces of memory.
-        self.count = 0
-        self._new: list[tuple[KernelCall, _Touches]] = []
-        #: Bases that were written: whoever touches one of them must wait. Most calls read what the one before wrote.
-        self._written: set[Value] = set()
-        self._seen: list[tuple[KernelCall, _Touches]] = []
-        #: What calls touched in the arena, and outside of it, where bases have nothing in common, by base.
-        self._inside: list[_Touch] = []
-        self._outside: dict[int, list[_Touch]] = {}
-
-    def clear(self) -> None:
-        """All threads have met."""
-        if self.count:
-            self.count = 0
-            self._new, self._seen = [], []
-            self._written.clear()
-            self._inside.clear()
-            self._outside.clear()
-
-    def add(self, call: KernelCall, touches: _Touches) -> None:
-        """Remember what one more call touches."""
-        self.count += len(touches.parts)
-        self._new.append((call, touches))
-
-    def conflicts(self, call: KernelCall, touches: _Touches, by_rows: bool) -> bool:
-        """Do calls touch the same bytes, one of them writing? `by_rows`: other than each thread in rows of its own."""
-        bases, before = call.bases, self._written
-        for one, others in self._new:
-            for number in others.anywhere:
-                before.add(one.bases[number])
-        self._seen += self._new
-        self._new = []
-        for number in touches.bases:
-            if bases[number] in before:
-                return True
-        for one, others in self._seen:
-            for touch in self._ranges(one, others):
-                (self._inside if touch[1] >= 0 else self._outside.setdefault(touch[1], [])).append(touch)
-        self._seen = []
-        for written, begin, end, rows, nbytes in self._ranges(call, touches):
-            near = self._inside if begin >= 0 else self._outside.get(begin, ())
-            for was_written, other_begin, other_end, other_rows, other_nbytes in near:
-                if (written or was_written) and begin < other_end and other_begin < end:
-                    # Threads that share the same rows of the same bytes only touch their own work.
-                    own = rows and rows == other_rows and begin == other_begin and nbytes == other_nbytes
-                    if not (by_rows and own):
-                        return True
-        return False
-
-    def _ranges(self, call: KernelCall, touches: _Touches) -> list[_Touch]:
-        """What a call touches in the arena, or (as a made-up range) in a base of its own."""
-        found: list[_Touch] = []
-        for number, written, own, nbytes, offset in touches.parts:
-            base = call.bases[number]
-            place = self._placements.get(base)
-            if place is None:
-                begin, end = -1 - base.index, -base.index
-            elif offset < 0:
-                begin, end = place.offset, place.offset + place.nbytes
-            else:
-                begin, end = place.offset + offset, place.offset + offset + nbytes
-            found.append((written, begin, end, own, nbytes))
-        return found
+def _conflict(
+    mine: list[tuple[bool, int, int, int, int]], others: list[tuple[bool, int, int, int, int]], *, by_rows: bool
+) -> bool:
+    """Do calls touch the same bytes, one of them writing? `by_rows`: other than each thread in rows of its own."""
+    for written, start, stop, rows, nbytes in mine:
+        for was_written, other_start, other_stop, other_rows, other_nbytes in others:
+            if (written or was_written) and start < other_stop and other_start < stop:
+                # Threads that share the same rows of the same bytes only touch their own work.
+                own = rows and rows == other_rows and start == other_start and nbytes == other_nbytes
+                if not (by_rows and own):
+                    return True
+    return False

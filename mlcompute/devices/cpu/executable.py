@@ -1,0 +1,433 @@
+"""A built program of the CPU engine: tapes of native kernels, each run in one call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mlcompute.compiler.program import Program
+from mlcompute.devices.cpu import onednn
+from mlcompute.devices.cpu.codegen.code import Code
+from mlcompute.devices.cpu.jit.cache import kernel_cache
+from mlcompute.devices.cpu.kernels.table import KERNELS, reads_bfloat16
+from mlcompute.devices.cpu.kernels.widened import widened_entries
+from mlcompute.devices.cpu.onednn.first_product import first_product
+from mlcompute.devices.cpu.runtime.calls import ByEntry, Calls, Memory, numbers_of
+from mlcompute.devices.cpu.runtime.entry import Entry
+from mlcompute.devices.cpu.runtime.like_steps import Kind, Kinds, LikeSteps
+from mlcompute.devices.cpu.runtime.memory import address_of
+from mlcompute.devices.cpu.runtime.schedule import schedule, useful_threads
+from mlcompute.devices.cpu.runtime.threads import ALONE, BARRIER_WORDS, FAILED, FLUSH, team_codes
+from mlcompute.devices.device import Buffer, Engine, Executable, Profile
+from mlcompute.devices.loop_nest import Operand, Operands
+from mlcompute.devices.scalars import Scalars
+from mlcompute.errors import ExecutionError
+from mlcompute.ops.op import Array, Step, Value, overwritten_by, run_meaning
+
+if TYPE_CHECKING:
+    from mlcompute.devices.cpu.device import Cpu
+
+#: So few values are bound one by one.
+_FEW = 64
+
+
+@dataclass(eq=False)
+class _Segment:
+    """Part of a pass: native entries run in one call, or one step by its NumPy meaning."""
+
+    job: Array | None = None
+    tape: Array | None = None
+    address: int = 0
+    threads: int = 1
+    step: Step | None = None
+
+
+class CpuExecutable(Executable):
+    """A built program: its kernels, their arguments, and the tapes of the phase combinations that were requested."""
+
+    def __init__(self, engine: Cpu, program: Program, like: CpuExecutable | None = None) -> None:
+        self.engine, self.program = engine, program
+        self._arena: Array | None = None
+        # The engine's number may change meanwhile: barriers are placed for this one.
+        self._threads = engine.threads
+        self._kinds: Kinds = Kinds() if like is None or like._threads != self._threads else like._kinds  # noqa: SLF001
+        self._build()
+
+    def _build(self) -> None:
+        program = self.program
+        self._operands = Operands(program.steps, program.plan.views, program.plan.workspaces, self._threads)
+        self._calls, self._memory = self._made()
+        by_entry = self._calls.by_entry()
+        entries = [entry for entry, _, _ in by_entry]
+        codes = [entry.code for entry in entries]
+        codes += [argument for entry in entries for argument in entry.arguments if isinstance(argument, Code)]
+        codes += team_codes()
+        kernels = dict(zip(codes, kernel_cache.addresses(codes), strict=True))
+        self._kernels = {entry: kernels[entry.code] for entry in entries}
+        self._set_statuses(by_entry)
+        self._set_arguments(by_entry, {entry: _numbers(entry, kernels) for entry in entries})
+        self._setters: dict[Value, list[tuple[int, Callable[[int], None]]]] = {}
+        self._arena_setters: list[tuple[int, Callable[[int], None]]] = []
+        for entry in entries:
+            for operand, setter in entry.pointers:
+                place = program.plan.placements.get(operand.base)
+                if place is None:
+                    self._setters.setdefault(operand.base, []).append((operand.byte_offset, setter))
+                else:
+                    self._arena_setters.append((place.offset + operand.byte_offset, setter))
+        self._barrier = np.zeros(BARRIER_WORDS, np.int64)
+        self._flags = self._barrier.data  # much cheaper to read than the array
+        self._bound: dict[Value, int] = {}
+        self._arrays: dict[Value, Array] = {}
+        #: Views of values in the arena, which never moves: reading a loss after every step should cost nothing.
+        self._views: dict[Value, Array] = {}
+        self._bind_arrays(program.constants)
+        self._tapes: dict[tuple[str, ...], list[_Segment]] = {}
+        #: Steps that only the first thread runs.
+        self._alone: list[Step] = []
+
+    def _made(self) -> tuple[Calls, Memory]:
+        """The calls of all steps in order, and where memory lies."""
+        plan = self.program.plan
+        steps = [step for step in self.program.steps if not (step.op.is_view and step.results[0] in plan.views)]
+        kinds, first, memory = LikeSteps(self._operands, plan.workspaces, self._kinds).kinds(steps, _entries)
+        self._steps = list(zip(steps, kinds, strict=True))
+        own: dict[Kind, int] = {}
+        numbers = np.array([own.setdefault(kind, len(own)) for kind in kinds], np.int64)
+        each = [kind.entries or () for kind in own]
+        counts = np.array([len(entries) for entries in each], np.int64)
+        rows = np.repeat(np.arange(len(steps)), counts[numbers])
+        ends = np.cumsum(counts[numbers])
+        entry = (np.cumsum(counts) - counts)[numbers[rows]] + np.arange(len(rows)) - (ends - counts[numbers])[rows]
+        calls = Calls(
+            [entry for entries in each for entry in entries],
+            [places for kind in own for places in kind.places],
+            steps if len(rows) == len(steps) and (counts == 1).all() else [steps[row] for row in rows.tolist()],
+            entry,
+            first[rows],
+            memory,
+        )
+        lies = Memory(plan, memory)
+        read = lies.table()
+        read[numbers_of([self._operands.base(value) for value in self.program.kept])] = True
+        read[numbers_of(list(plan.workspaces.values()))] = True
+        #: Steps without a kernel, and how many calls there are before each.
+        self._without: list[tuple[int, Step]] = []
+        for kind, number in own.items():
+            for row in np.flatnonzero(numbers == number).tolist() if kind.entries is None else ():
+                self._without.append((int(ends[row]), steps[row]))
+                read[numbers_of([self._operands.base(value) for value in steps[row].inputs])] = True
+        needed = calls.needed(read, lies)
+        if not needed.all():
+            calls = calls.only(np.flatnonzero(needed))
+            left = np.cumsum(np.concatenate([[0], needed])).tolist()
+            self._without = [(left[before], step) for before, step in self._without]
+        self._without.sort(key=itemgetter(0))
+        return calls, lies
+
+    def _set_statuses(self, by_entry: ByEntry) -> None:
+        """Words for all calls that can fail, each with its own, and where those lie."""
+        self._status_of = np.zeros(len(self._calls), np.int64)  # addresses; 0: it cannot fail
+        #: Calls that can fail, and where that can be read.
+        self._watched: list[tuple[int, Array]] = []
+        for entry, rows, _ in by_entry:
+            if entry.status is None:
+                continue
+            size, shared = len(entry.status), entry.layout.status is not None
+            words = np.zeros(len(rows) * size, np.int64) if shared else entry.status
+            self._status_of[rows] = address_of(words) + 8 * size * np.arange(len(rows))
+            self._watched += [(row, words[size * at : size * at + 1]) for at, row in enumerate(rows.tolist())]
+
+    def _set_arguments(self, by_entry: ByEntry, numbers: Mapping[Entry, list[int]]) -> None:
+        """The arguments of all calls, one after the other; addresses are set when they are known.
+
+        numbers  those of every entry, with 0 for addresses
+        """
+        calls, offsets = self._calls, self._memory.offset
+        lengths = np.array([len(numbers.get(entry, ())) for entry in calls.entries], np.int64)[calls.which]
+        ends = np.cumsum(lengths)
+        self._starts = ends - lengths
+        self._words = np.zeros(max(int(lengths.sum()), 1), np.int64)
+        in_arena, outside = [np.zeros((2, 0), np.int64)], [np.zeros((3, 0), np.int64)]
+        # Entry by entry, and for all its calls at once: large programs have few entries and very many calls.
+        for entry, rows, bases in by_entry:
+            starts = self._starts[rows]
+            self._words[starts[:, None] + np.arange(len(numbers[entry]))] = numbers[entry]
+            for argument, base, offset in entry.layout.addresses:
+                memory = bases[:, base]
+                at = offsets[memory]
+                lies = at >= 0
+                if lies.any():
+                    in_arena.append(np.stack([starts[lies] + argument, at[lies] + offset]))
+                if not lies.all():
+                    lies = ~lies
+                    words = starts[lies] + argument
+                    outside.append(np.stack([memory[lies], words, np.full(len(words), offset)]))
+            if entry.layout.status is not None:
+                self._words[starts + entry.layout.status] = self._status_of[rows]
+        #: Which words are addresses in the arena, and their offsets there.
+        self._arena_words = np.concatenate(in_arena, axis=1)
+        #: Memory outside of it, by its number, which words are addresses there, and their offsets.
+        patches = np.concatenate(outside, axis=1)
+        self._outside = patches[:, np.argsort(patches[0], kind="stable")]
+        #: The same by value, of those that were bound one by one.
+        self._patches: dict[Value, list[tuple[int, int]]] = {}
+
+    @property
+    def kernels(self) -> dict[Step, str]:  # type: ignore[override]  # nobody sets it
+        """How each step is run, for people to read."""
+        return {step: kind.texts[0] for step, kind in self._steps}
+
+    @property
+    def notes(self) -> dict[Step, str]:  # type: ignore[override]
+        """How threads share each step."""
+        return {step: kind.texts[1] for step, kind in self._steps} | dict.fromkeys(self._alone, "one thread")
+
+    # Addresses --------------------------------------------------------------------------------------------------
+
+    def place(self, arena: Buffer) -> None:
+        self._arena = arena.host
+        self._use_arena()
+
+    def _use_arena(self) -> None:
+        """Point every kernel that uses a value in the arena there."""
+        assert self._arena is not None
+        address = address_of(self._arena)
+        which, offsets = self._arena_words
+        self._words[which] = address + offsets
+        for offset, setter in self._arena_setters:
+            setter(address + offset)
+        self._views.clear()
+
+    def bind(self, value: Value, buffer: Buffer) -> None:
+        array = buffer.host
+        assert array is not None
+        if self._arrays.get(value) is not array:
+            self._bind_array(value, array)
+
+    def bind_all(self, buffers: Mapping[Value, Buffer]) -> None:
+        known, arrays = self._arrays, dict[Value, Array]()
+        for value, buffer in buffers.items():
+            array = buffer.host
+            assert array is not None
+            if known.get(value) is not array:
+                arrays[value] = array
+        self._bind_arrays(arrays)
+
+    def feed(self, engine: Engine, inputs: Mapping[Value, Array], scalars: Scalars | None = None) -> None:
+        for value, array in (inputs if scalars is None else {**inputs, **scalars.arrays}).items():
+            if self._arrays.get(value) is not array:
+                self._bind_array(value, array)
+
+    def _bind_array(self, value: Value, array: Array) -> None:
+        """Point every kernel that uses an external value to its array."""
+        address = address_of(array)
+        self._arrays[value] = array
+        if self._bound.get(value) == address:
+            return
+        self._bound[value] = address
+        patches = self._patches.get(value)
+        if patches is None:
+            begin, end = np.searchsorted(self._outside[0], (value.index, value.index + 1))
+            patches = self._patches[value] = list(map(tuple, self._outside[1:, begin:end].T.tolist()))
+        for index, offset in patches:
+            self._words[index] = address + offset
+        for offset, setter in self._setters.get(value, ()):
+            setter(address + offset)
+
+    def _bind_arrays(self, arrays: Mapping[Value, Array]) -> None:
+        """The same of many values at once."""
+        if len(arrays) < _FEW:
+            for value, array in arrays.items():
+                self._bind_array(value, array)
+            return
+        addresses = [address_of(array) for array in arrays.values()]
+        self._arrays.update(arrays)
+        self._bound.update(zip(arrays, addresses, strict=True))
+        values = list(arrays)
+        known = np.zeros(max(value.index for value in values) + 1, np.int64)
+        known[numbers_of(values)] = addresses
+        numbers, words, offsets = self._outside[:, : np.searchsorted(self._outside[0], len(known))]
+        given = known[numbers]
+        bound = given != 0
+        self._words[words[bound]] = (given + offsets)[bound]
+        for value in arrays.keys() & self._setters.keys():
+            for offset, setter in self._setters[value]:
+                setter(self._bound[value] + offset)
+
+    def _array(self, value: Value) -> Array:
+        """A value as a NumPy array over the memory it lies in."""
+        if value in self._views:
+            return self._views[value]
+        operand = self._operands[value]
+        placement = self.program.plan.placements.get(operand.base)
+        if placement is not None:
+            assert self._arena is not None
+            base = self._arena[placement.offset : placement.offset + placement.nbytes].view(operand.base.dtype)
+        else:
+            base = self._arrays[operand.base].reshape(-1)
+        strides = tuple(stride * operand.dtype.itemsize for stride in operand.strides)
+        view = np.lib.stride_tricks.as_strided(base[operand.offset :], operand.shape, strides)
+        if placement is not None:
+            self._views[value] = view
+        return view
+
+    def read(self, value: Value) -> Array:
+        copied: Array = self._array(value).copy()
+        return copied
+
+    keep = read
+
+    # Tapes ------------------------------------------------------------------------------------------------------
+
+    def _segments(self, phases: Sequence[str]) -> list[_Segment]:
+        key = tuple(phases)
+        segments = self._tapes.get(key)
+        if segments is None and len(key) > 1 and self.program.runs_in_phases:  # as when they are run one by one
+            return [segment for phase in key for segment in self._segments((phase,))]
+        if segments is None:
+            segments = []
+            if len(self._calls.steps) and not {step.phase for step in self.program.steps} <= set(phases):
+                rows = np.flatnonzero([step.phase in phases for step in self._calls.steps])
+            else:
+                rows = np.arange(len(self._calls))
+            begin = 0
+            for before, step in [*self._without, (len(self._calls), None)]:
+                if step is not None and step.phase not in phases:
+                    continue
+                end = int(np.searchsorted(rows, before))
+                if end > begin:
+                    segments.append(self._native(rows[begin:end]))
+                if step is not None:
+                    segments.append(_Segment(step=step))
+                begin = end
+            self._tapes[key] = segments  # only now: memory may not have sufficed for all of them
+        return segments
+
+    def _native(self, rows: Array) -> _Segment:
+        """Some of the calls in one call of native code."""
+        calls = self._calls.only(rows)
+        threads = useful_threads(float(calls.costs().sum()), self._threads)
+        turns = schedule(calls, self._memory, self._status_of[rows] != 0, threads)
+        alone = (turns & ALONE) != 0
+        self._alone += [step for step, single in zip(calls.steps, alone.tolist(), strict=True) if single]
+        # Columns: the kernel, where its arguments lie, whether threads wait, where it says that it failed.
+        tape = np.zeros((len(calls), 4), np.int64)
+        tape[:, 0] = np.array([self._kernels.get(entry, 0) for entry in calls.entries], np.int64)[calls.which]
+        tape[:, 1] = address_of(self._words) + 8 * self._starts[rows]
+        tape[:, 2] = turns
+        tape[:, 2] |= np.array([FLUSH if step.phase == "update" else 0 for step in calls.steps], np.int64)
+        tape[:, 3] = self._status_of[rows]
+        library = onednn.load()
+        first_product.wait()
+        openmp = (library.omp_get_max_threads, library.omp_set_num_threads) if library is not None else (0, 0)
+        job = np.array([address_of(tape), len(calls), address_of(self._barrier), *openmp], np.int64)
+        return _Segment(job, tape, address_of(job), 1 if alone.all() else threads)
+
+    # Running ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, phases: Sequence[str]) -> None:
+        self._segments(phases)
+        self.engine.team_of(self._threads)
+
+    def run(self, phases: Sequence[str], profile: Profile | None = None) -> None:
+        if self._threads != self.engine.threads:  # slices of the batch depend on the number of threads
+            known = self._arrays
+            self._threads, self._kinds = self.engine.threads, Kinds()
+            self._build()
+            self._use_arena()
+            for value, array in known.items():
+                self._bind_array(value, array)
+        if profile is not None:
+            self._run_profiled(phases, profile)
+            return
+        for segment in self._segments(phases):
+            if segment.step is not None:
+                self._fall_back(segment.step)
+            else:
+                self.engine.run_together(self._threads, segment.address, segment.threads)
+                if self._flags[FAILED]:
+                    self._fail(phases)
+
+    def _fail(self, phases: Sequence[str]) -> None:
+        """Kernels cannot raise: one has stopped the pass. Say which and why, and be ready for the next pass."""
+        self._barrier[:] = 0
+        statuses = {row: int(status[0]) for row, status in self._watched}
+        for _, status in self._watched:
+            status[0] = 0
+        failed = min(row for row, status in statuses.items() if status)
+        step, meaning = self._calls.steps[failed], self._calls.entries[self._calls.which[failed]].reason
+        if meaning is None:
+            self._fall_back(step)
+        reason = "failed in native code" if meaning is None else meaning(statuses[failed])
+        raise ExecutionError(
+            f"layer '{step.layer}': {reason}",
+            step=step.op.name,
+            phase=step.phase,
+            changed=", ".join(self._changed_before(step, phases)),
+        )
+
+    def _changed_before(self, failed: Step, phases: Sequence[str]) -> list[str]:
+        """What a pass that ended at a step had already written: an update does not wait for the last gradient."""
+        steps = self.program.steps
+        done = (step for step in steps[: steps.index(failed)] if step.phase in phases and not step.op.is_pure)
+        return list(dict.fromkeys(f"{value.kind} '{value.label}'" for step in done for value in overwritten_by(step)))
+
+    def _run_profiled(self, phases: Sequence[str], profile: Profile) -> None:
+        """Entry by entry, each timed by itself; all are prepared before the first clock is read."""
+        alone: list[tuple[Step, _Segment | None]] = []
+        without = iter([*self._without, (len(self._calls) + 1, None)])
+        before, step = next(without)
+        for row, own in enumerate([*self._calls.steps, None]):
+            while before <= row and step is not None:
+                alone += [(step, None)] if step.phase in phases else []
+                before, step = next(without)
+            if own is not None and own.phase in phases:
+                alone.append((own, self._native(np.array([row]))))
+        for step, segment in alone:
+            start = time.perf_counter()
+            if segment is None:
+                self._fall_back(step)
+            else:
+                self.engine.run_together(self._threads, segment.address, segment.threads)
+                if self._flags[FAILED]:
+                    self._fail(phases)
+            profile.add(step, time.perf_counter() - start)
+
+    def _fall_back(self, step: Step) -> None:
+        """A step without a native kernel, by its NumPy meaning; the printed plan says so."""
+        try:
+            with np.errstate(all="ignore"):
+                results = run_meaning(step, [self._array(value) for value in step.inputs])
+        except (ValueError, IndexError) as error:
+            raise ExecutionError(f"layer '{step.layer}': {error}", step=step.op.name, phase=step.phase) from error
+        for value, array in zip(step.results, results, strict=True):
+            np.copyto(self._array(value), array)
+
+
+def _entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
+    """The kernels of a step; None where it has none."""
+    if step.results and not any(value.size for value in step.results):
+        return []
+    maker = KERNELS[step.op.name]
+    if maker is None:
+        return None
+    return maker(step, operands) if reads_bfloat16(step) else widened_entries(step, operands, maker)
+
+
+def _numbers(entry: Entry, kernels: Mapping[Code, int]) -> list[int]:
+    """The arguments of an entry, with 0 for the addresses of operands."""
+    numbers: list[int] = []
+    for argument in entry.arguments:
+        if isinstance(argument, np.ndarray):
+            numbers.append(address_of(argument))
+        elif isinstance(argument, Code):
+            numbers.append(kernels[argument])
+        else:
+            numbers.append(0 if isinstance(argument, Operand) else argument)
+    return numbers
