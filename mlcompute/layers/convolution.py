@@ -177,8 +177,9 @@ class WeightsAndBiases(Layer):
 
     @property
     def parameters(self) -> dict[str, TensorParameter]:
-        slots = {"weights": self._weights_parameter, "biases": self._biases_parameter}
-        return {name: slot for name, slot in slots.items() if slot is not None}
+        if self._biases_parameter is None:
+            return {"weights": self._weights_parameter}
+        return {"weights": self._weights_parameter, "biases": self._biases_parameter}
 
 
 class ConvolutionLayer(WeightsAndBiases):

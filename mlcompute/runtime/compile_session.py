@@ -26,7 +26,7 @@ from mlcompute.runtime.inputs import Named
 from mlcompute.runtime.last_run import LastRun
 from mlcompute.runtime.make_request import input_without_batch
 from mlcompute.runtime.optimizer_state import OptimizerState
-from mlcompute.runtime.tensor_state import state_of
+from mlcompute.runtime.tensor_state import TensorState, state_of
 from mlcompute.runtime.training_warnings import warn_about_untrained
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import read_array
@@ -157,10 +157,10 @@ def _adopt(session: Session, compiled: CompiledGraph) -> None:
         session.state.prepare(request.parameters)
     session.compiled, session.passes = compiled, None
     _join_group(session, compiled)
-    for tensor in _resident_tensors(session, request):
-        if tensor.keeps_data:
-            _look_for_other_devices(tensor, compiled)
-        state_of(tensor).reside(session, session.device)
+    for state in map(state_of, _resident_tensors(session, request)):
+        if state.storage is not None:
+            _look_for_other_devices(state, compiled)
+        state.reside(session, session.device)
     session.adopt_gradient_tensors()
 
 
@@ -203,9 +203,9 @@ def _join_group(session: Session, compiled: CompiledGraph) -> None:
             session.state.replace(tensor, [buffer.copy() for buffer in session.state.of(tensor)])
 
 
-def _look_for_other_devices(tensor: Tensor, compiled: CompiledGraph) -> None:
+def _look_for_other_devices(state: TensorState, compiled: CompiledGraph) -> None:
     """Runs on several devices that share a tensor must wait for each other."""
-    for other in state_of(tensor).residents:
+    for other in state.residents:
         others: CompiledGraph | None = getattr(other, "compiled", None)
         if others is not None and others.engine.name != compiled.engine.name:
             compiled.crosses_devices = others.crosses_devices = True
@@ -216,9 +216,10 @@ def _resident_tensors(session: Session, request: Request) -> dict[Tensor, None]:
     if request.total is not None:
         tensors[request.total] = None
     for node in request.nodes:
-        own = [slot.tensor for slot in node.layer.parameters.values()]
-        read = [source for source in node.sources if source.keeps_data]
-        for tensor in (*node.results, *own, *node.layer.statistics.values(), *read):
+        found = [*node.results, *node.layer.statistics.values()]
+        found += [slot.tensor for slot in node.layer.parameters.values()]
+        found += [source for source in node.sources if state_of(source).storage is not None]
+        for tensor in found:
             tensors[tensor] = None
     return tensors
 

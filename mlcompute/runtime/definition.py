@@ -88,6 +88,8 @@ class Definition:
         self.declared = Declarations(who)
         #: The sum of several losses, once there are several.
         self._total: Tensor | None = None
+        #: All nodes but the loss, in order, when there were so many; a copy of this object sorts its own.
+        self._sorted: tuple[object, list[Node]] = (None, [])
 
     def copied(self, own: list[Node]) -> Definition:
         """The same layers and names for another graph."""
@@ -104,10 +106,13 @@ class Definition:
 
     def nodes_before_loss(self) -> list[Node]:
         """All nodes but that of the loss given to the constructor."""
-        nodes = {node: None for graph in self.graphs for node in graph.nodes}
-        nodes.update(dict.fromkeys(self.own))
-        # Sources always exist before their consumers, so creation order is an order of execution.
-        return sorted(nodes, key=attrgetter("order"))
+        state = (id(self), self.node_count)
+        if self._sorted[0] != state:
+            nodes = {node: None for graph in self.graphs for node in graph.nodes}
+            nodes.update(dict.fromkeys(self.own))
+            # Sources always exist before their consumers, so creation order is an order of execution.
+            self._sorted = (state, sorted(nodes, key=attrgetter("order")))
+        return list(self._sorted[1])
 
     def node_of(self, layer: Layer) -> Node | None:
         """The node of a layer; None for a layer the graph does not contain."""

@@ -58,7 +58,7 @@ def make_request(
         _check_parameters(node.layer)
     if definition.learning is not None:
         _add_learning(request, definition, definition.learning, options, earlier, later)
-        warn_about_training(request, definition.learning)
+        warn_about_training(request, definition.learning, losses)
     return request
 
 
@@ -223,9 +223,11 @@ def _weights_by_layer(definition: Definition, nodes: Sequence[Node], loss_nodes:
 
 
 def _check_parameters(layer: Layer) -> None:
-    slots = {name: slot.tensor for name, slot in layer.parameters.items()} | layer.statistics
-    for name, tensor in slots.items():
-        if not tensor.keeps_data:
+    tensors = [slot.tensor for slot in layer.parameters.values()]
+    tensors += layer.statistics.values()
+    for place, tensor in enumerate(tensors):
+        if state_of(tensor).storage is None:
+            name = [*layer.parameters, *layer.statistics][place]
             raise CompileError(
                 f"{layer.who}: {name} has no data",
                 tensor=repr(tensor),

@@ -61,9 +61,9 @@ class OptimizerState:
     def count_missed(self, parameters: Iterable[Tensor]) -> None:
         """These are about to be trained: those that were not until now have missed updates."""
         optimizer, memory = self.optimizer, self._memory
-        now, trained = self.time_step, set(parameters)
         if not optimizer.counts or not self._clock.updated:
             return  # there is nothing to count, or no update so far
+        now, trained = self.time_step, set(parameters)
         for tensor in self._parameters - trained:
             memory.left_at.setdefault(tensor, now)
         for tensor in trained:
@@ -149,17 +149,18 @@ class OptimizerState:
     def prepare(self, parameters: Iterable[Tensor]) -> None:
         """Buffers for every parameter: the caller's, those from before, or new ones."""
         self._parameters = frozenset(parameters)
-        self._follows = any(self.rule(tensor).followers for tensor in self._parameters)
+        members = {self._groups.get(tensor, ()) for tensor in self._parameters} if self._groups else {()}
+        self._follows = bool(self._parameters) and any(self.optimizer.rule(some).followers for some in members)
         for tensor in self._parameters:
-            state = state_of(tensor)
+            state, known = state_of(tensor), self._buffers.get(tensor)
             if state.has_callers_optimizer_data:
-                self._buffers[tensor] = state.optimizer_storages
+                self._buffers[tensor] = known = state.optimizer_storages
                 self._memory.fresh.pop(tensor, None)
-            elif tensor not in self._buffers:
-                self._buffers[tensor] = [Storage.owning(array) for array in self.initial(tensor)]
-                if self.rule(tensor).followers:
+            elif known is None:
+                self._buffers[tensor] = known = [Storage.owning(array) for array in self.initial(tensor)]
+                if self._follows and self.rule(tensor).followers:
                     self._memory.fresh[tensor] = None
-            state.optimizer_storages = self._buffers[tensor]
+            state.optimizer_storages = known
 
     def initial(self, tensor: Tensor) -> list[Array]:
         """What the state of a parameter is before its first update."""

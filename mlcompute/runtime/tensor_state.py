@@ -110,7 +110,7 @@ class TensorState:
     @property
     def residents(self) -> list[Resident]:
         """The graphs that may hold the tensor's values, or change them."""
-        return [found for one in self._residents if (found := one()) is not None]
+        return [found for one in self._residents if (found := one()) is not None] if self._residents else []
 
     def reside(self, resident: Resident, device: Device | None = None) -> None:
         """A compiled graph may hold the tensor's values, or change them, on a device."""

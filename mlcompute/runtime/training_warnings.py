@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from mlcompute.compiler.request import Request
@@ -12,7 +12,6 @@ from mlcompute.graph import Node
 from mlcompute.layers.activation import ActivationLayer
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
-from mlcompute.layers.objective import is_loss
 from mlcompute.layers.softmax import SoftmaxLayer
 from mlcompute.runtime.definition import Learning
 from mlcompute.runtime.objective import nodes_behind, reached_from
@@ -20,16 +19,25 @@ from mlcompute.seeing.layers import names_of
 from mlcompute.tensor import Tensor
 
 
-def warn_about_training(request: Request, learning: Learning) -> None:
+def warn_about_training(request: Request, learning: Learning, losses: list[Node]) -> None:
     """Everything that can be said before the graph is compiled; each warning is given once."""
-    producers = {result: node for node in request.nodes for result in node.results}
-    losses = [node for node in request.nodes if is_loss(node.layer)]
+    producers = _producers({*request.minimised, *(node.sources[0] for node in losses)}, request.nodes)
     _warn_about_functions_taken_twice(losses, producers, learning)
     if learning.optimizer is not None:
         if learning.optimizer.gradient_rescale == 1.0:  # who rescales the gradient of a sum knows of the sum
             _warn_about_sums(request, producers, learning)
         if len(request.minimised) > 1:
             _warn_about_branches(request, losses, producers, learning)
+
+
+def _producers(tensors: set[Tensor], nodes: Sequence[Node]) -> dict[Tensor, Node]:
+    """The nodes that compute some tensors, which most often are the last ones."""
+    found: dict[Tensor, Node] = {}
+    for node in reversed(nodes):
+        found.update({result: node for result in node.results if result in tensors})
+        if len(found) == len(tensors):
+            break
+    return found
 
 
 def _warn_about_functions_taken_twice(losses: list[Node], producers: Mapping[Tensor, Node], learning: Learning) -> None:
