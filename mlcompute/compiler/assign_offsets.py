@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from operator import attrgetter
 
 #: Arena offsets are multiples of a cache line, so that vector loads never straddle two for no reason.
 ALIGNMENT = 64
@@ -43,21 +44,17 @@ def assign_offsets(blocks: list[Block], reuse: bool = True) -> None:
 def _in_order(blocks: list[Block]) -> tuple[int, int]:
     """Step by step, each block into the smallest gap that holds it. Gives the arena's size and the most in use."""
     free = _FreeList()
-    ending: dict[int, list[Block]] = {}  # by the last step
-    used = busiest = now = 0
+    take, give_back = free.take, free.give_back
+    ending = iter(sorted(blocks, key=attrgetter("last")))  # those that end together, in the order they begin
+    used = busiest = 0
+    gone = next(ending, None)
     for block in blocks:
-        first, last, size = block.first, block.last, block.size
-        while now < first:
-            for gone in ending.pop(now, ()):
-                free.give_back(gone.offset, gone.size)
-                used -= gone.size
-            now += 1
-        block.offset = free.take(size)
-        if last in ending:
-            ending[last].append(block)
-        else:
-            ending[last] = [block]
-        used += size
+        while gone is not None and gone.last < block.first:  # it has begun: no block ends before it begins
+            give_back(gone.offset, gone.size)
+            used -= gone.size
+            gone = next(ending, None)
+        block.offset = take(block.size)
+        used += block.size
         if used > busiest:
             busiest = used
     return free.end, busiest
@@ -85,20 +82,25 @@ class _FreeList:
 
     def __init__(self) -> None:
         self.end = 0
-        self._starts: list[int] = []
-        self._sizes: dict[int, int] = {}
+        #: Where gaps begin -> where they end, and back.
+        self._stops: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
         self._by_size: list[tuple[int, int]] = []
 
     def take(self, size: int) -> int:
-        position = bisect.bisect_left(self._by_size, (size, -1))
-        if position < len(self._by_size):
-            gap, start = self._by_size.pop(position)
-            position = bisect.bisect_left(self._starts, start)
-            del self._starts[position], self._sizes[start]
+        by_size = self._by_size
+        position = bisect.bisect_left(by_size, (size, -1))
+        if position < len(by_size):
+            gap, start = by_size.pop(position)
+            stop = self._stops.pop(start)
             if gap > size:
-                self._insert(position, start + size, gap - size)
-        elif self._starts and self._starts[-1] + self._sizes[self._starts[-1]] == self.end:
-            start, _ = self._remove(-1)
+                self._stops[start + size], self._starts[stop] = stop, start + size
+                bisect.insort(by_size, (gap - size, start + size))
+            else:
+                del self._starts[stop]
+        elif self.end in self._starts:
+            start = self._starts.pop(self.end)
+            self._remove(start, self._stops.pop(start))
             self.end = start + size
         else:
             start = self.end
@@ -106,23 +108,17 @@ class _FreeList:
         return start
 
     def give_back(self, start: int, size: int) -> None:
-        starts = self._starts
-        position = bisect.bisect_left(starts, start)
-        if position < len(starts) and starts[position] == start + size:
-            size += self._remove(position)[1]
-        if position > 0 and starts[position - 1] + self._sizes[starts[position - 1]] == start:
-            position -= 1
-            start, before = self._remove(position)
-            size += before
-        self._insert(position, start, size)
+        stop = start + size
+        if stop in self._stops:
+            after = self._stops.pop(stop)
+            self._remove(stop, after)
+            stop = after
+        if start in self._starts:
+            before = self._starts.pop(start)
+            self._remove(before, start)
+            start = before
+        self._stops[start], self._starts[stop] = stop, start
+        bisect.insort(self._by_size, (stop - start, start))
 
-    def _insert(self, position: int, start: int, size: int) -> None:
-        self._starts.insert(position, start)
-        self._sizes[start] = size
-        bisect.insort(self._by_size, (size, start))
-
-    def _remove(self, position: int) -> tuple[int, int]:
-        start = self._starts.pop(position)
-        size = self._sizes.pop(start)
-        del self._by_size[bisect.bisect_left(self._by_size, (size, start))]
-        return start, size
+    def _remove(self, start: int, stop: int) -> None:
+        del self._by_size[bisect.bisect_left(self._by_size, (stop - start, start))]
