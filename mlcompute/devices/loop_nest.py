@@ -87,15 +87,21 @@ class Operands:
         #: Threads that will share each kernel.
         self.threads = threads
         found = self.views
+        known: dict[Hashable, tuple[int, Strides]] = {}  # the layers of a deep network are alike
         for step in steps:
             if step.op.is_view and (result := step.results[0]) in views:
                 source = step.inputs[0]
+                shape = result.shape
                 shown = found.get(source)
                 if shown is None:
-                    base, (offset, strides) = source, _viewed(step, 0, dense_strides(source.shape))
+                    key: Hashable = (step.op, source.shape, shape, *step.attributes.values())
                 else:
-                    base, (offset, strides) = shown.base, _viewed(step, shown.offset, shown.strides)
-                found[result] = Operand(base, offset, result.shape, strides, result.dtype)
+                    key = (step.op, shown[1:4], shape, *step.attributes.values())
+                lies = known.get(key)
+                if lies is None:
+                    offset, strides = (0, dense_strides(source.shape)) if shown is None else (shown[1], shown[3])
+                    lies = known[key] = _viewed(step, offset, strides)
+                found[result] = Operand(source if shown is None else shown[0], lies[0], shape, lies[1], result.dtype)
 
     def __getitem__(self, value: Value) -> Operand:
         view = self.views.get(value)
@@ -107,11 +113,6 @@ class Operands:
         """The value that owns the memory a value lies in."""
         view = self.views.get(value)
         return value if view is None else view.base
-
-    def look(self, value: Value) -> Hashable:
-        """What a value's operand is apart from its memory: steps on operands that look the same share kernels."""
-        view = self.views.get(value)
-        return (value.shape, value.dtype) if view is None else view[1:]
 
     def workspace(self, step: Step, offset: int, nbytes: int) -> Operand:
         """Part of the workspace planned for a step, as bytes."""

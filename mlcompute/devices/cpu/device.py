@@ -11,9 +11,10 @@ from mlcompute.compiler.program import Program
 from mlcompute.devices import register
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.executable import CpuExecutable
-from mlcompute.devices.cpu.kernels.table import READS, SUPPORTS, WORKSPACES, reads_bfloat16
+from mlcompute.devices.cpu.kernels.table import BFLOAT16, READS, SUPPORTS, WORKSPACES, reads_bfloat16
 from mlcompute.devices.cpu.kernels.widened import widened, widened_workspace
 from mlcompute.devices.cpu.onednn.first_product import first_product
+from mlcompute.devices.cpu.runtime.entry import always
 from mlcompute.devices.cpu.runtime.machine import default_thread_count
 from mlcompute.devices.cpu.runtime.memory import touch
 from mlcompute.devices.cpu.runtime.threads import Team
@@ -115,20 +116,29 @@ class Cpu(Engine):
         return supports is None or supports(step if reads_bfloat16(step) else widened(step))
 
     def needs_dense(self, steps: Sequence[Step], views: Mapping[Value, Value]) -> Mapping[Step, Sequence[Value]]:
-        operands: Operands | None = None
+        look: Hashable
         needed: dict[Step, Sequence[Value]] = {}
         readable: set[Hashable] = set()  # what operands of ops without attributes look like that kernels can read
+        makers: dict[Value, Step] = {}  # of views
+        looks: dict[Value, int] = {}  # of views: what they show, apart from the memory
+        numbers: dict[Hashable, int] = {}
         for step in steps:
+            if step.op.is_view:
+                result, source = step.results[0], step.inputs[0]
+                if result in views:
+                    shown = looks.get(source) or source.shape
+                    look = (step.op, shown, result.shape, result.dtype, *step.attributes.values())
+                    looks[result], makers[result] = numbers.setdefault(look, len(numbers) + 1), step
+                continue
             reads = READS[step.op.name]
             if reads is None or views.keys().isdisjoint(step.inputs):
                 continue
-            if operands is None:
-                operands = Operands(steps, views)
-            look: Hashable = None
+            look, values = None, step.inputs + step.results
             if not step.attributes:
-                look = (step.op, *[operands.look(value) for value in step.inputs + step.results])
+                look = (step.op, *[looks.get(value) or (value.shape, value.dtype) for value in values])
                 if look in readable:
                     continue
+            operands = Operands(_views_behind(step.inputs, makers), views)
             if not reads_bfloat16(step) or reads(step, operands):
                 readable.add(look)
             else:
@@ -137,7 +147,7 @@ class Cpu(Engine):
 
     def workspace(self, step: Step) -> int:
         measure = WORKSPACES[step.op.name]
-        if measure is None and step.op.family == "elementwise":
+        if measure is None and (step.op.family == "elementwise" or BFLOAT16[step.op.name] is always):
             return 0
         if not reads_bfloat16(step):
             return widened_workspace(step, measure)
@@ -158,6 +168,16 @@ class Cpu(Engine):
         if arena is not None:
             executable.place(arena)
         return executable
+
+
+def _views_behind(values: Sequence[Value], makers: Mapping[Value, Step]) -> list[Step]:
+    """The steps that make views, and the views these show, in order."""
+    found: list[Step] = []
+    for value in values:
+        while value in makers:
+            found.append(makers[value])
+            value = found[-1].inputs[0]
+    return found[::-1]
 
 
 register("cpu", lambda: [Cpu()])

@@ -169,15 +169,22 @@ def _inside(attributes: dict[str, Any]) -> Hashable:
         others = _printed({name: value for name, value in attributes.items() if name not in _INSIDE})
     if others is None:
         return None
-    numbers = {value: number for number, value in enumerate(dict.fromkeys(attributes["inputs"]))}
+    numbers: dict[Value, int] = {}
+    for value in attributes["inputs"]:
+        numbers.setdefault(value, len(numbers))
     found: list[Hashable] = [others]
+    add = found.append
     for step in attributes["steps"]:
-        printed = _printed(step.attributes) if step.attributes else ""
-        if printed is None:
-            return None
-        found += (step.op, printed)
-        found += [numbers[value] for value in step.inputs]
+        add(step.op)
+        if step.attributes:
+            printed = _printed(step.attributes)
+            if printed is None:
+                return None
+            add(printed)
+        for value in step.inputs:
+            add(numbers[value])
         for value in step.results:
             numbers[value] = len(numbers)
-            found += (value.shape, value.dtype)
+            add(value.shape)
+            add(value.dtype)
     return tuple(found), tuple([numbers[value] for value in attributes["stored"]])
