@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from mlcompute.devices.cuda.cudnn import RecurrentProblem
 from mlcompute.devices.cuda.cudnn import recurrent as descriptors
 from mlcompute.devices.cuda.libraries import Gpu, building_for
 from mlcompute.devices.reference import Reference
+from mlcompute.errors import DeviceError
 from mlcompute.ops.bfloat16 import bfloat16
 from mlcompute.ops.op import TABLE, Array, Trace, Value
 from mlcompute.ops.rnn import CELLS
@@ -356,6 +358,31 @@ def test_measured_choices_are_remembered(
     monkeypatch.setattr(tuning, "fastest", fastest_of(library, winner, measured))
     check_choices(library, monkeypatch)
     assert measured == [2, 2, 2, 2]
+
+
+def test_what_cannot_be_built_is_not_chosen(library: InterpretedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(program: Program, *arena: Any) -> Any:
+        if any(step.op.name == "recurrent" for step in program.steps):
+            raise DeviceError("no room")
+        return InterpretedCuda.build(library, program, *arena)
+
+    def fastest(runs: Sequence[tuning.Run], sizes: Sequence[int]) -> int:
+        with pytest.raises(DeviceError, match="no room"):
+            runs[1](library.stream, [])
+        runs[0](library.stream, [])
+        library.synchronize()
+        return 0
+
+    remembered: dict[str, bytes] = {}
+    monkeypatch.setattr(recurrent_choice, "is_chosen", _IS_CHOSEN)
+    monkeypatch.setattr(library, "build", build)
+    monkeypatch.setattr(tuning, "fastest", fastest)
+    monkeypatch.setattr(tuning, "remember", remembered.__setitem__)
+    monkeypatch.setattr(tuning, "recall", remembered.get)
+    monkeypatch.setenv("MLCOMPUTE_TUNE", "1")
+    _, kernels = run_with(library, described("lstm", False, True), arrays_of("lstm", 3, 2, 4, 6))
+    assert "cuDNN" not in kernels
+    assert b"ours" in remembered.values()
 
 
 def test_measured_choices_are_remembered_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
