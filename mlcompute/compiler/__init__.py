@@ -223,8 +223,10 @@ def compile_programs(
 def _finished(steps: list[Step], context: Context) -> Program:
     program = context.program
     steps = _transformed(steps, context, PASSES[_DIFFERS:])
-    used = {value for step in steps for value in step.inputs if value.kind == "constant"} | program.kept
-    program.constants = {value: array for value, array in context.trace.constants.items() if value in used}
+    constants = context.trace.constants
+    is_without = constants.keys().isdisjoint
+    used = {value for step in steps if not is_without(step.inputs) for value in step.inputs} | program.kept
+    program.constants = {value: array for value, array in constants.items() if value in used}
     if debugs("verify"):
         verify_program(program)
     return program

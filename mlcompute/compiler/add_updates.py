@@ -8,7 +8,7 @@ from mlcompute.compiler.context import Context
 from mlcompute.compiler.schedule_updates import store_early
 from mlcompute.compiler.share_updates import share_updates
 from mlcompute.compiler.update import Updated, update
-from mlcompute.ops.op import FLOAT32, Step, Trace, Value
+from mlcompute.ops.op import FLOAT32, Shape, Step, Trace, Value
 from mlcompute.optimizers.optimizer import Members
 
 
@@ -21,6 +21,7 @@ def add_updates(steps: list[Step], context: Context) -> list[Step]:
     trace.steps = list(steps)
     updated: list[Updated] = []
     members: dict[Value, Members] = {}
+    layouts: dict[tuple[Members, Shape], dict[str, Shape]] = {}
     for tensor in context.request.parameters:
         gradient = program.gradients.get(tensor)
         if gradient is None:
@@ -29,7 +30,9 @@ def add_updates(steps: list[Step], context: Context) -> list[Step]:
         # Second moments of small gradients vanish in half precision: state is kept in float32 at least.
         dtype = FLOAT32 if value.dtype.itemsize < FLOAT32.itemsize else value.dtype
         groups = members[value] = context.request.groups.get(tensor, ())
-        layout = optimizer.rule(groups).layout(value.shape)
+        layout = layouts.get((groups, value.shape))
+        if layout is None:
+            layout = layouts[groups, value.shape] = optimizer.rule(groups).layout(value.shape)
         states = [trace.value(shape, dtype, "state", name) for name, shape in layout.items()]
         program.states[tensor] = states
         updated.append((value, gradient, states))

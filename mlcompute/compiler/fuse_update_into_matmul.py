@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.fuse_elementwise import FUSED_ASSIGN, FusedAssign
-from mlcompute.ops.op import Step, Value, inner_steps
+from mlcompute.ops.op import TABLE, Step, Value, inner_steps
 
 
 class MatmulUpdate(FusedAssign):
@@ -20,27 +20,30 @@ class MatmulUpdate(FusedAssign):
 
 
 MATMUL_UPDATE = MatmulUpdate()
+_MATMUL = TABLE["matmul"]
 
 
 def fuse_update_into_matmul(steps: list[Step], context: Context) -> list[Step]:
     """Matmuls and the updates they feed as single steps, where nobody else reads the gradient and the device can."""
-    index, kept = context.index(steps), context.kept
+    # Matmuls and views, by their results: of what else makes a value, nothing is asked.
+    makers = {step.results[0]: step for step in steps if step.op is _MATMUL or step.op.is_view}
+    kept = context.kept
     replaced: dict[Step, Step | None] = {}
     refused: set[object] = set()  # updates that share their ops (`share_updates`), with factors of these types
     for step in steps:
         if step.op is not FUSED_ASSIGN or step.phase != "update" or step.results:
             continue
         for place, value in enumerate(step.inputs):
-            product = index.makers.get(value)
-            if product is None or product.op.name != "matmul" or value in kept:
+            product = makers.get(value)
+            if product is None or product.op is not _MATMUL or value in kept:
                 continue
             kind = (id(step.attributes), place, *[(factor.shape, factor.dtype) for factor in product.inputs])
-            if kind in refused or not _is_outer(product, index.makers):
+            if kind in refused or not _is_outer(product, makers):
                 continue
             together = _fused(product, step) if _is_plain(step, value) else None
             if together is None or not context.engine.supports(together):
                 refused.add(kind)
-            elif len(index.readers[value]) == 1:
+            elif len(context.index(steps).readers[value]) == 1:
                 replaced[product], replaced[step] = None, together
                 break
     if not replaced:

@@ -109,7 +109,7 @@ class Lowering:
 
     def dtype_of(self, tensor: Tensor) -> np.dtype[Any]:
         dtype = tensor.descriptor.data_type.numpy
-        return self.float_type if dtype == FLOAT32 else dtype
+        return dtype if self.float_type is FLOAT32 or dtype != FLOAT32 else self.float_type
 
     def value_of(self, tensor: Tensor) -> Value:
         """The value a tensor has at this point: computed, fed, or kept in memory between runs."""
@@ -130,7 +130,7 @@ class Lowering:
             value = self.value_of(tensor)
             # A parameter that is trained elsewhere gets no gradient from a layer that is not trained.
             value = value if self.updates or tensor not in self.trained else ops.stop_gradient(value)
-        if is_half(value.dtype):
+        if value.dtype is not FLOAT32 and is_half(value.dtype):
             value = ops.convert(value, FLOAT32)
         return value if shape is None else ops.reshape(value, shape)
 
@@ -193,7 +193,10 @@ class Lowering:
         known = self.values
         inputs = values = [known[source] if source in known else self.value_of(source) for source in sources]
         if not layer.moves_data:
-            inputs = [ops.convert(value, FLOAT32) if is_half(value.dtype) else value for value in values]
+            inputs = [
+                value if value.dtype is FLOAT32 or not is_half(value.dtype) else ops.convert(value, FLOAT32)
+                for value in values
+            ]
         answers = layer.forward(self, *inputs)
         answers = [answers] if isinstance(answers, Value) else list(answers)
         if len(answers) != len(results):

@@ -26,18 +26,18 @@ MANY = 16
 class _Pattern:
     """One fused step on values of a trace of its own.
 
-    own      the parameter, its gradient and state there
-    outside  what else the step reads, in the program's own values: rates and other numbers
+    places   what it reads: places among the parameter, its gradient and state, then among `outside`
+    outside  what it reads besides these, in the program's own values: rates and other numbers
     """
 
     step: Step
-    own: tuple[Value, ...]
-    outside: Mapping[Value, Value]
+    places: tuple[int, ...]
+    outside: tuple[Value, ...]
 
-    def applied(self, own: Sequence[Value], layer: str) -> Step:
+    def applied(self, own: tuple[Value, ...], layer: str) -> Step:
         """The step on a parameter's values; its attributes stay those of the pattern."""
-        actual = dict(zip(self.own, own, strict=True))
-        inputs = tuple([actual[value] if value in actual else self.outside[value] for value in self.step.inputs])
+        values = own + self.outside
+        inputs = tuple([values[place] for place in self.places])
         return Step(FUSED_ASSIGN, inputs, (), self.step.attributes, layer, "update")
 
 
@@ -96,4 +96,5 @@ def _pattern(
         return None
     step = steps[0]
     step.attributes["targets"] = tuple([step.inputs.index(target) for target in overwritten_by(step)])
-    return _Pattern(step, tuple(own), outside)
+    known = [*own, *outside]
+    return _Pattern(step, tuple([known.index(value) for value in step.inputs]), tuple(outside.values()))

@@ -226,7 +226,7 @@ def activate(descriptor: ActivationDescriptor, x: Value) -> Value:
     Every comparison is written so that a NaN takes the branch that passes it on.
     """
     kind, a, b = descriptor.activation_type, descriptor.a, descriptor.b
-    if any(math.isnan(getattr(descriptor, limit)) for limit in _LIMITS.get(kind, ())):
+    if kind in _LIMITS and any(math.isnan(getattr(descriptor, limit)) for limit in _LIMITS[kind]):
         # Comparing with NaN is false everywhere, which would hide it; as arithmetic it spreads.
         return x * math.nan
     match kind:

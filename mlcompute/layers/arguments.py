@@ -131,6 +131,7 @@ def constant_for(who: str, number: float, kind: DataType) -> None:
 
 def same_type(who: str, sources: Sequence[TensorDescriptor]) -> None:
     """DataError unless all sources have one data type."""
-    if len({source.data_type for source in sources}) > 1:
-        types = ", ".join(source.data_type.name for source in sources)
-        raise DataError(f"{who}: the sources have different types: {types}", fix="give all of them one data type")
+    for source in sources:
+        if source.data_type is not sources[0].data_type:
+            types = ", ".join(each.data_type.name for each in sources)
+            raise DataError(f"{who}: the sources have different types: {types}", fix="give all of them one data type")

@@ -28,17 +28,18 @@ class UniqueNames:
 
     def __init__(self, *taken: str) -> None:
         self._taken = set(taken)
-        self._next: Counter[str] = Counter()
+        self._next: dict[str, int] = {}
 
     def __call__(self, wanted: str) -> str:
         """That name, or the next free one."""
-        name, key = wanted, file_name(wanted)
-        first = key
-        while key in self._taken:
-            self._next[first] += 1
-            suffix = f"_{self._next[first]}"
-            name, key = wanted + suffix, first + suffix
-        self._taken.add(key)
+        name, key, taken = wanted, file_name(wanted), self._taken
+        if key in taken:
+            first, number = key, self._next.get(key, 0)
+            while key in taken:
+                number += 1
+                key = f"{first}_{number}"
+            self._next[first], name = number, f"{wanted}_{number}"
+        taken.add(key)
         return name
 
 
@@ -116,8 +117,9 @@ def no_match(who: str, pattern: str, names: Iterable[str]) -> GraphError:
 
 
 def _wanted(layer: Layer) -> str:
-    if layer.label and layer.label != layer.default_label:
-        return layer.label
+    label = layer.label
+    if label and label != layer.default_label:
+        return label
     return _kind(layer.default_label or type(layer).__name__)
 
 

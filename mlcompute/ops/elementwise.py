@@ -131,7 +131,7 @@ def select(condition: Value, a: Number, b: Number) -> Value:
 
 def convert(x: Value, to: np.dtype[Any]) -> Value:
     """x in another dtype; x itself when it already has it."""
-    return x if x.dtype == to else emit("convert", x, to=np.dtype(to))
+    return x if x.dtype is to or x.dtype == to else emit("convert", x, to=np.dtype(to))
 
 
 # Arithmetic -------------------------------------------------------------------------------------------------

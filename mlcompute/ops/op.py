@@ -172,29 +172,27 @@ class Trace:
         return found
 
     def add(self, op: Op, inputs: tuple[Value, ...], attributes: dict[str, Any]) -> tuple[Value, ...]:
-        types, attributes = self._kind(op, inputs, attributes)
+        types, attributes = self.kind(op, inputs, attributes)
         if isinstance(types, ArrayType):
             return (self.append(op, inputs, attributes, *types),)
         results = tuple([self.value(type_.shape, type_.dtype) for type_ in types])
         self.steps.append(Step(op, inputs, results, attributes, self.layer, self.phase))
         return results
 
-    def _kind(
+    def kind(
         self, op: Op, inputs: tuple[Value, ...], attributes: dict[str, Any]
     ) -> tuple[ArrayType | tuple[ArrayType, ...], dict[str, Any]]:
         """The op's rule, asked once for inputs of the same types, and attributes that all such steps share."""
-        key: list[object] = [op]
+        types: list[object] = [op]
         for value in inputs:
-            key += (value.shape, value.dtype)
-        if attributes:
-            key += attributes.items()
-        found = tuple(key)
+            types += (value.shape, value.dtype)
+        key = (*types, *attributes.items())
         try:
-            known = self._kinds.get(found)
+            known = self._kinds.get(key)
         except TypeError:  # attributes that cannot be compared
             return op.result(*inputs, **attributes), attributes
         if known is None:
-            known = self._kinds[found] = op.result(*inputs, **attributes), attributes
+            known = self._kinds[key] = op.result(*inputs, **attributes), attributes
         return known
 
     def append(
@@ -262,7 +260,11 @@ def no_derivative(layer: str, op: str) -> CompileError:
 def emit(name: str, *inputs: Value | float, **attributes: Any) -> Value:
     """Append one single-result step to the trace of its inputs; numbers become constants of the fitting dtype."""
     values = _as_values(inputs)
-    return values[0].trace.add(TABLE[name], values, attributes)[0]
+    trace, op = values[0].trace, TABLE[name]
+    types, attributes = trace.kind(op, values, attributes)
+    if isinstance(types, ArrayType):
+        return trace.append(op, values, attributes, *types)
+    return trace.add(op, values, attributes)[0]
 
 
 def emit_all(name: str, *inputs: Value | float, **attributes: Any) -> tuple[Value, ...]:

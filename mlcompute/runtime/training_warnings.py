@@ -77,9 +77,8 @@ def _warn_about_branches(
     request: Request, losses: list[Node], producers: Mapping[Tensor, Node], learning: Learning
 ) -> None:
     """Layers that were added to look at a loss look like a second goal."""
-    for node in losses:
-        if not isinstance(node.layer, LossLayer):
-            continue
+    layers = [node for node in losses if isinstance(node.layer, LossLayer)]
+    for node in _with_several_ends(layers, request, learning.stopped):
         reached = reached_from({node}, request.nodes, learning.stopped)
         ends = [producers[tensor].layer.who for tensor in request.minimised if tensor in reached]
         if len(ends) > 1:
@@ -89,6 +88,27 @@ def _warn_about_branches(
                 "the sum of all of them is minimised. Give those that are only to be looked at to "
                 "stop_gradient([...]), or join them with layers.",
             )
+
+
+def _with_several_ends(losses: list[Node], request: Request, stopped: AbstractSet[Tensor]) -> list[Node]:
+    """Those losses from which more than one of the minimised tensors is computed. Graphs may have very many losses."""
+    if not losses:
+        return []
+    minimised, asked = set(request.minimised), set(losses)
+    first = next(number for number, node in enumerate(request.nodes) if node in asked)
+    behind: dict[Tensor, dict[Tensor, None]] = {}  # tensor -> up to two that are computed from it
+    found: list[Node] = []
+    for node in reversed(request.nodes[first:]):
+        ends: dict[Tensor, None] = {}
+        for result in node.results:
+            if result.descriptor.data_type.is_floating and result not in stopped:
+                ends |= {result: None} if result in minimised else {}
+                ends |= behind.get(result, {})
+        if len(ends) > 1 and node in asked:
+            found.append(node)
+        for tensor in (*node.sources, *node.labels) if ends and node.layer.passes_gradient else ():
+            behind[tensor] = dict.fromkeys(list(behind.get(tensor, {}) | ends)[:2])
+    return found[::-1]
 
 
 def warn_about_untrained(request: Request, learning: Learning, trained: AbstractSet[Tensor]) -> None:
