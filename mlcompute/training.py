@@ -22,7 +22,7 @@ from mlcompute.runtime.definition import Definition, Learning
 from mlcompute.runtime.inputs import Named
 from mlcompute.runtime.run import Call
 from mlcompute.runtime.session import Session, session_of
-from mlcompute.runtime.tensor_state import state_of
+from mlcompute.runtime.tensor_state import reside
 from mlcompute.tensor import Tensor, TensorOptimizerDeviceData, TensorParameter
 from mlcompute.tensor_data import ArrayLike
 
@@ -223,7 +223,7 @@ class TrainingGraph(Graph):
 
     def _gradient_tensor(self, tensor: Tensor) -> Tensor:
         gradient = self._learning.gradient_tensor(tensor)
-        state_of(gradient).reside(self._session)
+        reside([gradient], self._session)
         return gradient
 
     def gradients(self) -> dict[str, Array]:

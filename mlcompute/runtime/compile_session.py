@@ -19,6 +19,7 @@ from mlcompute.group.group import TIMEOUT, Group
 from mlcompute.layers.layer_state import layer_state
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.runtime.compiled_graph import CompiledGraph
+from mlcompute.runtime.definition import has_tensors
 from mlcompute.runtime.group_results import GroupRun
 from mlcompute.runtime.group_start import begin_together
 from mlcompute.runtime.group_training import GroupTraining
@@ -26,7 +27,7 @@ from mlcompute.runtime.inputs import Named
 from mlcompute.runtime.last_run import LastRun
 from mlcompute.runtime.make_request import input_without_batch
 from mlcompute.runtime.optimizer_state import OptimizerState
-from mlcompute.runtime.tensor_state import TensorState, state_of
+from mlcompute.runtime.tensor_state import TensorState, reside, state_of
 from mlcompute.runtime.training_warnings import warn_about_untrained
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import read_array
@@ -157,10 +158,11 @@ def _adopt(session: Session, compiled: CompiledGraph) -> None:
         session.state.prepare(request.parameters)
     session.compiled, session.passes = compiled, None
     _join_group(session, compiled)
-    for state in map(state_of, _resident_tensors(session, request)):
-        if state.storage is not None:
+    tensors = _resident_tensors(session, request)
+    for state in map(state_of, tensors):
+        if state.resident_references and state.storage is not None:
             _look_for_other_devices(state, compiled)
-        state.reside(session, session.device)
+    reside(tensors, session, session.device)
     session.adopt_gradient_tensors()
 
 
@@ -216,9 +218,10 @@ def _resident_tensors(session: Session, request: Request) -> dict[Tensor, None]:
     if request.total is not None:
         tensors[request.total] = None
     for node in request.nodes:
-        found = [*node.results, *node.layer.statistics.values()]
-        found += [slot.tensor for slot in node.layer.parameters.values()]
-        found += [source for source in node.sources if state_of(source).storage is not None]
+        found = [*node.results, *[source for source in node.sources if state_of(source).storage is not None]]
+        if has_tensors(type(node.layer)):
+            found += [slot.tensor for slot in node.layer.parameters.values()]
+            found += node.layer.statistics.values()
         for tensor in found:
             tensors[tensor] = None
     return tensors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, overload
@@ -193,7 +194,7 @@ class Definition:
             return []
         tensors: dict[Tensor, None] = {}
         for node in self.nodes():
-            if node.updates:
+            if node.updates and has_tensors(type(node.layer)):
                 for slot in node.layer.parameters.values():
                     if slot.is_updatable:
                         tensors[slot.tensor] = None
@@ -226,6 +227,12 @@ class Definition:
             self._total = Tensor(shape=(1,))
             self._total.label = "total loss"
         return self._total
+
+
+@functools.cache  # large graphs ask it of every layer
+def has_tensors(kind: type[Layer]) -> bool:
+    """Are there layers of a class that have parameters or statistics?"""
+    return kind.parameters is not Layer.parameters or kind.statistics is not Layer.statistics
 
 
 @overload

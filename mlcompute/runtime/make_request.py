@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,7 +14,7 @@ from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.objective import is_loss
 from mlcompute.ops.op import Array
-from mlcompute.runtime.definition import Definition, Learning
+from mlcompute.runtime.definition import Definition, Learning, has_tensors
 from mlcompute.runtime.group_members import group_members
 from mlcompute.runtime.objective import objective_terms
 from mlcompute.runtime.tensor_state import state_of
@@ -55,7 +56,8 @@ def make_request(
         if tensor not in produced and tensor not in request.inputs and definition.source_of(tensor) is None:
             raise GraphError(f"{definition.who}: output '{name}' is computed by no layer of the graph")
     for node in nodes:
-        _check_parameters(node.layer)
+        if has_tensors(type(node.layer)):
+            _check_parameters(node.layer)
     if definition.learning is not None:
         _add_learning(request, definition, definition.learning, options, earlier, later)
         warn_about_training(request, definition.learning, losses)
@@ -78,18 +80,19 @@ def _declare_inputs(
     weights = (node.layer.weights for node in losses if isinstance(node.layer, LossLayer))
     for tensor in (*used, *(one for one in weights if one is not None)):
         # What nobody computes and nobody gave data to must be fed, declared or not.
-        if tensor not in produced and not tensor.keeps_data:
+        if tensor not in produced and state_of(tensor).storage is None:
             if tensor not in fed:
                 _expect_nobody_computes(tensor, request, definition, options, linked)
             fed.setdefault(tensor)
-    elsewhere = {*produced, *request.constants, *definition.kept_inputs()}
-    inputs = [tensor for tensor in fed if tensor not in elsewhere]
+    elsewhere = {*request.constants, *definition.kept_inputs()}
+    inputs = [tensor for tensor in fed if tensor not in produced and tensor not in elsewhere]
     definition.declared.name_undeclared(inputs)
     axes = _source_axes(request.nodes, [*inputs, *request.constants])
     request.shared = {tensor for tensor, counted in axes.items() if None in counted}
     request.added = {
         tensor
         for node in request.nodes
+        if _may_add(type(node.layer))
         for index, tensor in enumerate(node.sources)
         if node.layer.adds_source(index) and tensor.descriptor.data_type.is_floating
     }
@@ -98,6 +101,12 @@ def _declare_inputs(
         extent, batch = tensor.descriptor.shape[0], request.batch_size
         scales = extent % batch == 0 and all(axis == 0 for axis in axes.get(tensor, {0}))
         request.inputs[tensor] = extent // batch if scales else 0
+
+
+@functools.cache
+def _may_add(kind: type[Layer]) -> bool:
+    """Are there layers of a class that add a source to something?"""
+    return kind.adds_source is not Layer.adds_source
 
 
 def _expect_nobody_computes(
@@ -274,6 +283,8 @@ def _add_links(
     request: Request, learning: Learning, earlier: Sequence[Definition], later: Sequence[Definition]
 ) -> None:
     """Gradients that come from later graphs, and parameters that belong to earlier ones."""
+    if not earlier and not later:
+        return
     owned = {tensor for other in earlier for tensor in other.updated_tensors()}
     produced = {result for other in earlier for node in other.nodes() for result in node.results}
     request.wanted += [tensor for tensor in request.parameters if tensor in owned]

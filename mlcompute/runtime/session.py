@@ -34,7 +34,7 @@ from mlcompute.runtime.run_specification import rows_per_sample
 from mlcompute.runtime.sizes import Sizes, sizes_of
 from mlcompute.runtime.slice_passes import largest_slice
 from mlcompute.runtime.storage import Storage
-from mlcompute.runtime.tensor_state import state_of
+from mlcompute.runtime.tensor_state import reside, state_of
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -122,8 +122,7 @@ class Session:
     def adopt_gradient_tensors(self) -> None:
         """What they hold is asked of this session from now on."""
         if self.definition.learning is not None:
-            for gradient in self.definition.learning.gradient_of:
-                state_of(gradient).reside(self)
+            reside(self.definition.learning.gradient_of, self)
 
     # Links ----------------------------------------------------------------------------------------------------------
 

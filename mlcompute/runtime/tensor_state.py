@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
@@ -69,7 +69,7 @@ class TensorState:
     bound_on_gpu: object = None
     bound_at: int = 0
     #: The graphs that may hold the tensor's values, or change them, by references that all tensors of a graph share.
-    _residents: tuple[weakref.ref[Resident], ...] = ()
+    resident_references: tuple[weakref.ref[Resident], ...] = ()
     #: What graphs that are gone computed last, and in which run.
     left_values: tuple[int, Array | None] = (0, None)
     #: The node that computes the tensor, which may be gone.
@@ -110,14 +110,7 @@ class TensorState:
     @property
     def residents(self) -> list[Resident]:
         """The graphs that may hold the tensor's values, or change them."""
-        return [found for one in self._residents if (found := one()) is not None] if self._residents else []
-
-    def reside(self, resident: Resident, device: Device | None = None) -> None:
-        """A compiled graph may hold the tensor's values, or change them, on a device."""
-        known, own = self._residents, weakref.ref(resident)
-        if own not in known:
-            self._residents = (*[one for one in known if one() is not None], own)
-        self.device = device or self.device
+        return [found for one in self.resident_references if (found := one()) is not None]
 
     def wait_for_runs(self) -> list[Resident]:
         """Wait for every graph that may be changing the tensor; they come back latest first."""
@@ -186,7 +179,7 @@ class TensorState:
         made.storage = None if self.storage is None else self.storage.copy()
         made.bound_data = None if self.bound_data is None else self.bound_data.copy()
         made.bound_on_gpu = made.graph_reference = None
-        made._residents = ()
+        made.resident_references = ()
         made.left_values = (0, None)
         made.optimizer_storages = [state.copy() for state in self.optimizer_storages]
         return made
@@ -209,6 +202,19 @@ class TensorState:
 
 #: The state of a tensor.
 state_of: Callable[[Tensor], TensorState] = attrgetter("_state")
+
+
+def reside(tensors: Iterable[Tensor], resident: Resident, device: Device | None = None) -> None:
+    """A compiled graph may hold the values of some tensors, or change them, on a device."""
+    own = weakref.ref(resident)
+    alone = (own,)
+    for state in map(state_of, tensors):
+        known = state.resident_references
+        if not known:
+            state.resident_references = alone
+        elif own not in known:
+            state.resident_references = (*[one for one in known if one() is not None], own)
+        state.device = device or state.device
 
 
 def is_fed(tensor: Tensor) -> bool:
