@@ -26,6 +26,8 @@ from tests.harness import assert_close
 
 #: depth, rows, columns
 SIZES = [(1, 8, 16), (32, 128, 784), (7, 9, 17), (64, 37, 53), (100, 24, 48), (127, 8, 100), (128, 65, 47), (3, 90, 16)]
+#: The same with long sums, or a b that is read in blocks of columns.
+LARGE = [(129, 64, 64), (200, 70, 1500), (512, 130, 700), (100, 200, 3001), (300, 97, 1024)]
 
 
 def turned(a: Value, b: Value) -> list[Value]:
@@ -37,7 +39,7 @@ def arrays(depth: int, rows: int, columns: int) -> list[Array]:
     return [rng.standard_normal((depth, extent)).astype("f") for extent in (rows, columns)]
 
 
-@pytest.mark.parametrize(("depth", "rows", "columns"), SIZES)
+@pytest.mark.parametrize(("depth", "rows", "columns"), [*SIZES, *LARGE])
 def test_products(depth: int, rows: int, columns: int) -> None:
     a, b = arrays(depth, rows, columns)
     bench = Bench(matmul.KERNELS, "matmul", [a, b], views=turned)
@@ -65,7 +67,8 @@ def test_other_layouts_and_sizes_go_elsewhere() -> None:
         ([a.T.copy(), b], None),  # a is not turned
         ([a, b.T.copy()], lambda a, b: [transpose(a), transpose(b)]),
         ([np.zeros((100, 16), "f"), np.zeros((100, 4096), "f")], turned),  # b would not stay in the cache
-        ([np.zeros((129, 16), "f"), np.zeros((129, 64), "f")], turned),  # long sums
+        ([np.zeros((129, 16), "f"), np.zeros((129, 64), "f")], turned),  # long sums of few rows
+        ([np.zeros((513, 64), "f"), np.zeros((513, 64), "f")], turned),  # longer sums
     ):
         bench = Bench(matmul.KERNELS, "matmul", operands, views=views)
         assert bench.entries is not None
@@ -111,7 +114,7 @@ class Updated:
         return [self.a, self.b, self.rate, self.weight, self.state]
 
 
-@pytest.mark.parametrize(("depth", "rows", "columns"), SIZES)
+@pytest.mark.parametrize(("depth", "rows", "columns"), [*SIZES, *LARGE])
 def test_an_update_that_follows(depth: int, rows: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "WORTH_SHARING", 1e-9)
     rng = np.random.default_rng(0)

@@ -19,7 +19,7 @@ def slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
     return count
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(64, 512, 256), (37, 300, 263), (128, 70, 1000), (33, 1000, 259)])
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 512, 600), (37, 300, 263), (128, 70, 1000), (33, 1000, 259)])
 @pytest.mark.parametrize("turned", [False, True])
 def test_split_k(m: int, n: int, k: int, turned: bool, slices: int) -> None:
     rng = np.random.default_rng(m)

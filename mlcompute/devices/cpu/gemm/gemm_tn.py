@@ -3,9 +3,9 @@
     a (k, m) and b (k, n), rows contiguous     ->     y (m, n)
 
 By itself it is a `gemm_blocked`. Where an optimizer update follows, b is packed once and rows of y are made a few at a
-time: the update finds them in the cache, and all of y need never exist. An element is summed in the same order however
-many rows are computed at once. Longer sums than `DEPTH` go elsewhere: they would round worse, and a library's gemm is
-faster there.
+time: the update finds them in the cache, and all of y need never exist. Where b does not stay in the second-level
+cache, or sums are long, columns are cut into blocks, too, and several tiles of rows are multiplied with each block. An
+element is summed in the same order however many rows are computed at once.
 """
 
 from __future__ import annotations
@@ -33,10 +33,18 @@ from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Operand, Operands, dens
 from mlcompute.ops.bfloat16 import computed_type
 from mlcompute.ops.op import FLOAT32, Step, Value
 
-#: Beyond this b would be read from main memory again for every few rows of y.
-_LARGEST_B = 1 << 20
+#: Bytes of b that are read again for every tile of rows of y; more are read in blocks of columns.
+_CACHED_B = 1 << 20
+#: Beyond this b would be read from main memory again and again.
+_LARGEST_B = 1 << 24
+#: Longer sums than this have so many terms that the update behind them hardly matters.
+_MOST_DEPTH = 512
+#: Rows and columns from which long sums, or a large b, are worth it.
+_LEAST_ROWS, _LEAST_COLUMNS = 64, 64
 #: Rows of y that are made, and used, at a time, where every slice has two times as many.
 _TILE_ROWS = 12
+#: Tiles that are multiplied with one block of columns of b, and the bytes of such a block.
+_TILES, _BLOCK_BYTES = 4, 1 << 20
 
 
 def is_gemm_tn(a: Operand, b: Operand, y: Operand) -> bool:
@@ -53,14 +61,33 @@ def is_gemm_tn(a: Operand, b: Operand, y: Operand) -> bool:
 
 def suits(rows: int, columns: int, depth: int) -> bool:
     """Are there enough rows and columns to fill registers, few samples, and a b small enough to stay in the cache?"""
-    return rows >= MIN_SHARED_ROWS and columns >= 16 and 0 < depth <= DEPTH and depth * columns * 4 <= _LARGEST_B
+    if _in_blocks(columns, depth):
+        enough = rows >= _LEAST_ROWS and columns >= _LEAST_COLUMNS
+        return enough and depth <= _MOST_DEPTH and depth * columns * 4 <= _LARGEST_B
+    return rows >= MIN_SHARED_ROWS and columns >= 16 and depth > 0
+
+
+def _in_blocks(columns: int, depth: int) -> bool:
+    """Are columns cut into blocks?"""
+    return depth > DEPTH or depth * columns * 4 > _CACHED_B
+
+
+def _block_columns(columns: int, depth: int) -> int:
+    """Columns of y that are made at a time: all of them, or full panels of which a block of b stays in the cache."""
+    if not _in_blocks(columns, depth):
+        return columns
+    panel = panel_width(in_wide_panels(columns)) * vector_lanes()
+    return min(columns, max(1, _BLOCK_BYTES // (4 * depth * panel)) * panel)
 
 
 def can_update(step: Step) -> bool:
     """Is a weight to be updated tile by tile as its gradient is made? Not where that takes more memory."""
     multiply = step.attributes["steps"][0]
     (rows, columns), depth = multiply.results[0].shape, multiply.inputs[0].shape[1]
-    if any(computed_type(value.dtype) != FLOAT32 for value in (*multiply.inputs, *multiply.results)):
+    types = {value.dtype for value in (*multiply.inputs, *multiply.results)}
+    if any(computed_type(dtype) != FLOAT32 for dtype in types):
+        return False
+    if _in_blocks(columns, depth) and types != {FLOAT32}:  # a gemm of bfloat16 is faster
         return False
     return suits(rows, columns, depth) and matmul_update_workspace(step) < 4 * rows * columns
 
@@ -68,7 +95,8 @@ def can_update(step: Step) -> bool:
 def matmul_update_workspace(step: Step) -> int:
     """Bytes for the tiles of a step, and for the packed factor."""
     multiply = step.attributes["steps"][0]
-    return _tiles_bytes(*multiply.results[0].shape) + _packed_bytes(multiply.inputs[1])
+    rows, columns = multiply.results[0].shape
+    return _tiles_bytes(rows, columns, multiply.inputs[0].shape[1]) + _packed_bytes(multiply.inputs[1])
 
 
 def _packed_bytes(b: Value) -> int:
@@ -76,10 +104,10 @@ def _packed_bytes(b: Value) -> int:
     return 4 * depth * in_wide_panels(columns)
 
 
-def _tiles_bytes(rows: int, columns: int) -> int:
+def _tiles_bytes(rows: int, columns: int, depth: int) -> int:
     """One tile per slice of the rows."""
     slices, height = _cut(rows, columns)
-    return -(-slices * height * columns * 4 // 64) * 64
+    return -(-slices * height * _block_columns(columns, depth) * 4 // 64) * 64
 
 
 def _cut(rows: int, columns: int) -> tuple[int, int]:
@@ -95,8 +123,8 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     multiply, *rest = step.attributes["steps"]
     (g,) = multiply.results
     a, b = (operands[value] for value in multiply.inputs)
-    (m, n), k, nbytes = g.shape, a.shape[1], _tiles_bytes(*g.shape)
-    count, tile = _cut(m, n)
+    (m, n), k = g.shape, a.shape[1]
+    nbytes, (count, tile) = _tiles_bytes(m, n, k), _cut(m, n)
     buffer = operands.workspace(step, 0, nbytes)
     packed = operands.workspace(step, nbytes, _packed_bytes(multiply.inputs[1]))
     full = Operand(buffer.base, 0, g.shape, dense_strides(g.shape), g.dtype)  # as the update sees a tile
@@ -112,22 +140,34 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     )
     rows, columns, depth, a_row = args.numbers([m, n, k, a.strides[1]])
     from_a, from_b = args.pointer(a), args.pointer(packed)
-    slices, height = args.numbers([count, tile])
+    slices, height, block = args.numbers([count, tile, _block_columns(n, k)])
     given = [_given(args, argument, full) for argument in update.arguments]
-    type_, turned = MEMORY_TYPES[a.dtype], code.aligned_buffer(DEPTH * tile)
+    in_blocks = _in_blocks(n, k)
+    group = tile * (_TILES if in_blocks else 1)
+    type_, turned = MEMORY_TYPES[a.dtype], code.aligned_buffer((_MOST_DEPTH if in_blocks else DEPTH) * group)
     first, last = code.share(slices)
     with code.loop(first, last) as number:
         begin, end = (code.div(code.mul(rows, edge), slices) for edge in (number, code.add(number, 1)))
-        address = code.at(scratch, code.mul(code.mul(number, height), columns), "float")
-        with code.loop(begin, end, height) as row:
-            tall = code.minimum(code.sub(end, row), height)
+        address = code.at(scratch, code.mul(code.mul(number, height), block), "float")
+        with code.loop(begin, end, group) as top:
+            bottom = code.minimum(code.add(top, group), end)
             # Brought together: a distance of a power of two would leave them few places in the cache.
             with code.loop(0, depth) as sample:
-                line = Line(code, code.at(from_a, code.add(code.mul(sample, a_row), row), type_), type_)
-                copy_line(code, line, Line(code, code.at(turned, code.mul(sample, tile), "float"), "float"), 0, tall)
-            extents, factor = (tall, columns, depth), (turned, 1, tile)
-            call_packed_gemm(code, gemm, extents, factor, from_b, (address, columns))
-            _call_update(code, call_update, given, address, row, tall, columns)
+                line = Line(code, code.at(from_a, code.add(code.mul(sample, a_row), top), type_), type_)
+                target = Line(code, code.at(turned, code.mul(sample, group), "float"), "float")
+                copy_line(code, line, target, 0, code.sub(bottom, top))
+            with code.loop(0, columns, block) as column, code.loop(top, bottom, height) as row:
+                tall, wide = code.minimum(code.sub(bottom, row), height), code.minimum(code.sub(columns, column), block)
+                factor = (code.at(turned, code.sub(row, top), "float"), 1, group)
+                panels = code.at(from_b, code.mul(column, depth), "float")
+                call_packed_gemm(code, gemm, (tall, wide, depth), factor, panels, (address, block))
+                if in_blocks:
+                    with code.loop(0, tall) as line_number:
+                        line_of = code.at(address, code.mul(line_number, block), "float")
+                        start = code.add(code.mul(code.add(row, line_number), columns), column)
+                        _call_update(code, call_update, given, line_of, start, "1", wide)
+                else:
+                    _call_update(code, call_update, given, address, code.mul(row, columns), tall, columns)
     return [
         _pack_entry(step, b, packed),
         Entry(
@@ -166,9 +206,12 @@ def _given(args: KernelArguments, argument: Argument, full: Operand) -> tuple[st
 
 
 def _call_update(
-    code: Code, function: str, given: Sequence[tuple[str, str]], tile: str, row: str, count: str, columns: str
+    code: Code, function: str, given: Sequence[tuple[str, str]], tile: str, start: str, count: str, columns: str
 ) -> None:
-    """The loop nest over all of y, told that y has these rows only: see `loop_entry` for its arguments."""
+    """The loop nest over all of y, told that y has these rows only: see `loop_entry` for its arguments.
+
+    start   the first element, counted from the beginning of y
+    """
     words = code.variable(f"[{len(given)} x i64]", "undef")
     # Units to share, steps in each, and the one extent that is left when everything is dense.
     sizes = {0: count, 1: columns, 2: code.mul(count, columns)}
@@ -178,7 +221,7 @@ def _call_update(
             code.do(f"store i64 {sizes.get(index, word)}, ptr {target}")
             continue
         if kind == "rows":
-            word = code.at(word, code.mul(row, columns), "float")
+            word = code.at(word, start, "float")
         code.do(f"store ptr {tile if kind == 'tile' else word}, ptr {target}")
     code.do(f"call void {function}(i64 0, i64 1, ptr {words})")
 
