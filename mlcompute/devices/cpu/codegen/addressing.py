@@ -80,7 +80,7 @@ class ThreadWorkspace:
         code, size = args.code, thread_floats(parts)
         self.buffer, self.count = buffer, buffer.size // (4 * size)
         self.max_threads = args.number(self.count)
-        address = code.at(args.pointer(buffer), code.mul("%thread", args.number(size)), "float")
+        address = code.at(args.pointer(buffer), code.mul(code.worker(), args.number(size)), "float")
         self._addresses: dict[str, str] = {}
         for name, floats in parts.items():
             self._addresses[name] = address

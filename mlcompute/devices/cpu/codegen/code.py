@@ -1,7 +1,9 @@
 """Writing LLVM IR: a thin layer over its text that makes loops and vectors readable.
 
-A kernel is `void kernel(i64 thread, i64 threads, ptr arguments)`; `arguments` is an array of 64-bit words holding
-pointers and extents, so that one compiled kernel serves all buffers, sizes and batches.
+A kernel is `void kernel(i64 call, i64 threads, ptr arguments)`; `arguments` is an array of 64-bit words holding
+pointers and extents, so that one compiled kernel serves all buffers, sizes and batches. `call` is the number of the
+thread, `%thread`. Where the work of a thread is cut into pieces, the piece, how many there are, and who runs it are in
+its higher bits: other threads take over pieces of a slow one.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ import numpy as np
 
 from mlcompute.devices.cpu.runtime.machine import vector_lanes as vector_lanes
 from mlcompute.ops.bfloat16 import is_bfloat16
+
+#: Bits of a call: the thread whose work it is; which piece of it; of how many; and the difference (xor) to who runs it.
+THREAD_MASK, PIECE_BITS, PIECES_BITS, WORKER_BITS = 0xFFFF, 16, 24, 32
 
 
 class _MemoryTypes(dict[np.dtype[Any], str]):
@@ -203,20 +208,44 @@ class Code:
         self.do(f"br label %{done}")
         self.start_block(done)
 
-    def share(self, count: str | int, grain: int = 1, max_threads: str | None = None) -> tuple[str, str]:
+    def share(
+        self, count: str | int, grain: int = 1, max_threads: str | None = None, in_pieces: bool = False
+    ) -> tuple[str, str]:
         """This thread's part [begin, end) of `count` units, in full multiples of `grain`.
 
         Which thread computes a unit never changes its value, so results do not depend on the number of threads.
 
         max_threads   threads beyond these have no work; by default all have some
+        in_pieces     of it the piece that is asked for: see `Entry.in_pieces`
         """
         threads = "%threads" if max_threads is None else self.minimum("%threads", max_threads)
         blocks = self.div(self.add(count, grain - 1), grain)
-        begin = self.mul(self.div(self.mul(blocks, "%thread"), threads), grain)
-        end = self.mul(self.div(self.mul(blocks, self.add("%thread", 1)), threads), grain)
+        begin = self.div(self.mul(blocks, "%thread"), threads)
+        end = self.div(self.mul(blocks, self.add("%thread", 1)), threads)
+        if in_pieces:
+            begin, end = self.piece(begin, end)
+        begin, end = self.mul(begin, grain), self.mul(end, grain)
         if max_threads is not None:
             begin = self.minimum(begin, count)
         return begin, self.minimum(end, count)
+
+    def piece(self, begin: str, end: str) -> tuple[str, str]:
+        """The piece that is asked for of this thread's units."""
+        number, pieces = self.asked_piece()
+        length = self.sub(end, begin)
+        first = self.add(begin, self.div(self.mul(length, number), pieces))
+        return first, self.add(begin, self.div(self.mul(length, self.add(number, 1)), pieces))
+
+    def asked_piece(self) -> tuple[str, str]:
+        """Which piece of a thread's work is asked for, and into how many it is cut; 0 and 1 where it is not cut."""
+        number, pieces = (
+            self.let(f"and i64 {self.let(f'lshr i64 %call, {bits}')}, 255") for bits in (PIECE_BITS, PIECES_BITS)
+        )
+        return number, self.intrinsic("umax", "i64", pieces, "1")
+
+    def worker(self) -> str:
+        """The thread that runs this call, which may be another than the one whose work it is."""
+        return self.let(f"xor i64 %thread, {self.let(f'lshr i64 %call, {WORKER_BITS}')}")
 
     # Memory ---------------------------------------------------------------------------------------------------
 
@@ -260,9 +289,9 @@ class Code:
             _, write = self._rest
             self._rest = None
             write()
-        body = "\n".join([*self._entry, *self._lines])
+        body = "\n".join([f"  %thread = and i64 %call, {THREAD_MASK}", *self._entry, *self._lines])
         return (
-            f"define void @{self.name}(i64 %thread, i64 %threads, ptr noalias %arguments) {{\n"
+            f"define void @{self.name}(i64 %call, i64 %threads, ptr noalias %arguments) {{\n"
             f"entry:\n{body}\n  ret void\n}}\n"
         )
 

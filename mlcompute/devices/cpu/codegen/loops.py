@@ -62,11 +62,13 @@ def loop_over(
         yield addresses
 
 
-def share_units(args: KernelArguments, units: int, rows: int, max_threads: str | None = None) -> tuple[str, str]:
+def share_units(
+    args: KernelArguments, units: int, rows: int, max_threads: str | None = None, in_pieces: bool = False
+) -> tuple[str, str]:
     """This thread's part of `units`, in full rows where rows are owned; at most `max_threads` threads have one."""
     code = args.code
     shared, per_row = args.number(rows or units), args.number(units // rows if rows else 1)
-    begin, end = code.share(shared, max_threads=max_threads)
+    begin, end = code.share(shared, max_threads=max_threads, in_pieces=in_pieces)
     return code.mul(begin, per_row), code.mul(end, per_row)
 
 

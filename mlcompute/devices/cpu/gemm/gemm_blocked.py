@@ -66,7 +66,17 @@ def _share_part(
     args.values += [number for cut in cuts for number in cut]
     row_parts, panel_parts = (code.load(code.at(place, word, "i64"), "i64") for word in range(2))
     part, other = code.div("%thread", panel_parts), code.rem("%thread", panel_parts)
-    return _part(code, extents[0], part, row_parts), _part(code, extents[1], other, panel_parts)
+    of_rows, of_panels = _part(code, extents[0], part, row_parts), _part(code, extents[1], other, panel_parts)
+    # A piece is some panels, which are packed once as before; of few panels it is some rows.
+    number, pieces = code.asked_piece()
+    is_wide = code.let(f"icmp sge i64 {code.sub(of_panels[1], of_panels[0])}, {pieces}")
+    cut = []
+    for bounds, whole in ((of_rows, is_wide), (of_panels, code.let(f"xor i1 {is_wide}, true"))):
+        mine = code.let(f"select i1 {whole}, i64 0, i64 {number}")
+        count = code.let(f"select i1 {whole}, i64 1, i64 {pieces}")
+        within = _part(code, code.sub(bounds[1], bounds[0]), mine, count)
+        cut.append((code.add(bounds[0], within[0]), code.add(bounds[0], within[1])))
+    return cut[0], cut[1]
 
 
 def _part(code: Code, extent: str, number: str, parts: str) -> tuple[str, str]:
@@ -182,7 +192,7 @@ def gemm_blocked_entry(
 
     else:
         units, row_parts, panel_parts = args.numbers([count * down * across, down, across])
-        first, last = code.share(units, 1, None if memory is None else memory.max_threads)
+        first, last = code.share(units, 1, None if memory is None else memory.max_threads, in_pieces=True)
 
         def write() -> None:
             with code.loop(first, last) as unit:
@@ -205,5 +215,6 @@ def gemm_blocked_entry(
         rows_for=0 if all(cut[1] == 1 for cut in cuts) else threads,
         kernel=name,
         cost=2.0 * count * m * n * k / FLOPS_PER_NS + 300.0,
+        in_pieces=True,
         scratch=[] if memory is None else [memory.buffer],
     )

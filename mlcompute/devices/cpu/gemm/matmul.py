@@ -40,6 +40,8 @@ _LARGE = 1 << 21
 _CACHED_B = 1 << 20
 #: What reading a row of a or a column of b costs a block, in elements of y it could compute meanwhile.
 _READING = 16
+#: Cores from which on a block is cut in two, where it has so many multiplications.
+_MANY_CORES, _LONG = 8, 1 << 24
 #: Products of a program that are asked in advance whether sgemm multiplies.
 _LOOKED_AT = 32
 
@@ -175,6 +177,7 @@ def _library_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Op
         rows_for=operands.threads,
         kernel="oneDNN bfloat16 gemm" if is_narrow else "oneDNN sgemm",
         cost=2.0 * count * m * n * k * _NS_PER_FLOP + 300.0,
+        in_pieces=True,
         status=status,
         reason=lambda code: f"oneDNN could not multiply {a.shape} by {b.shape}: {onednn.meaning(code)}",
     )
@@ -187,7 +190,9 @@ def _block(count: int, m: int, n: int, k: int) -> tuple[int, int]:
     thread count. Every block reads its rows of a and its columns of b: where b is too large for a thread's cache,
     blocks are about as wide as tall.
     """
-    parts = -(-machine_slices() // count)
+    # Of many cores some are slow: others then take over blocks of theirs.
+    several = 2 if machine_slices() >= _MANY_CORES and count * m * n * k >= machine_slices() * _LONG else 1
+    parts = -(-several * machine_slices() // count)
     if parts == 1:
         return m, n
     if m >= _FEWEST_ROWS * parts and 4 * k * n <= _CACHED_B:
@@ -262,7 +267,7 @@ def _write_sgemm(code: Code, batch_axes: int, factor: str) -> None:
     ]
     down, across = (code.div(code.sub(code.add(extent, block), 1), block) for extent, block in ((m, tall), (n, wide)))
     letters = [code.let(f"trunc i64 {letter} to i8") for letter in (letter_a, letter_b)]
-    begin, end = code.share(code.mul(count, code.mul(down, across)))
+    begin, end = code.share(code.mul(count, code.mul(down, across)), in_pieces=True)
     with code.loop(begin, end) as number:
         line = code.div(number, across)
         row, column = code.mul(code.rem(line, down), tall), code.mul(code.rem(number, across), wide)

@@ -201,7 +201,8 @@ class AttentionKernel:
         # Full samples where that is even enough: then no barrier is needed beside kernels that share samples, too.
         is_even = s.samples % operands.threads == 0 or s.samples >= 8 * operands.threads
         self.rows = s.samples if not units and is_even and operands.threads <= self.memory.count else 0
-        self.begin, self.end = share_units(args, units or s.samples * s.heads, self.rows, self.memory.max_threads)
+        shared = units or s.samples * s.heads
+        self.begin, self.end = share_units(args, shared, self.rows, self.memory.max_threads, in_pieces=True)
         self.heads, self.queries, self.keys, self.width, self.value_width = args.numbers(
             [s.heads, s.queries, s.keys, s.width, s.value_width]
         )
@@ -385,6 +386,7 @@ class AttentionKernel:
             by_row=owned_by_row([*reads, *writes], self.rows, but=[x for x in reads if len(x.shape) != 4]),
             kernel=kernel,
             cost=self.sizes.cost(passes),
+            in_pieces=True,
             scratch=[self.memory.buffer],
         )
 

@@ -266,7 +266,7 @@ def gradient_entry(step: Step, operands: Operands, sizes: Columns, images: Seque
     )
     packed = code.aligned_buffer(DEPTH * panel)
     corners = [code.variable(f"[{DEPTH} x i64]", "zeroinitializer") for _ in range(3)]
-    begin, end = code.share(count, 1, memory.max_threads)
+    begin, end = code.share(count, 1, memory.max_threads, in_pieces=True)
     with code.loop(begin, end) as unit:
         output = code.mul(code.div(unit, per_output), block)
         channel = code.mul(code.div(code.rem(unit, per_output), per_channel), panel)
@@ -315,5 +315,6 @@ def gradient_entry(step: Step, operands: Operands, sizes: Columns, images: Seque
         writes=[result],
         kernel=f"gemm of columns, blocks of {block_outputs} outputs" + f", {block_taps} taps" * (along > 1),
         cost=2.0 * sizes.w[0] * sizes.depth * sizes.pixels / FLOPS_PER_NS,
+        in_pieces=True,
         scratch=[memory.buffer],
     )

@@ -103,6 +103,7 @@ def _multiply_entry(
         scratch=[memory.buffer],
         kernel="depthwise",
         cost=windows.flops * _NS_PER_FLOP,
+        in_pieces=True,
         keeps_alive=[places.tables],
     )
 

@@ -96,7 +96,7 @@ class Places:
     def blocks(self, max_threads: str) -> Iterator[tuple[str, str, str, str]]:
         """A thread's blocks of pixels, noted: group, number of pixels, first and last chunk of the taps they see."""
         code = self.code
-        begin, end = code.share(self._units, 1, max_threads)
+        begin, end = code.share(self._units, 1, max_threads, in_pieces=True)
         with code.loop(0, self._class_count) as number:
             row = self.class_row(number)
             first_unit, last_unit, blocks, pixels, first_chunk, last_chunk = row[:6]
@@ -255,6 +255,7 @@ def _multiply_entry(
         scratch=[memory.buffer],
         kernel="gemm of windows",
         cost=windows.flops / FLOPS_PER_NS + 20.0 * windows.pixels,
+        in_pieces=True,
         keeps_alive=[places.tables],
     )
 
@@ -310,7 +311,7 @@ def _sums_entry(step: Step, windows: Windows, images: Sequence[Operand], sums: O
     multiply, pack = args.pointer(packed_gemm(windows.outputs)), args.pointer(pack_rows(windows.outputs))
     row = places.class_row(0)
     begin, end = code.share(
-        args.number(_slices(windows) * windows.groups * len(windows.chunks)), 1, memory.max_threads
+        args.number(_slices(windows) * windows.groups * len(windows.chunks)), 1, memory.max_threads, in_pieces=True
     )  # fmt: skip
     with code.loop(begin, end) as unit:
         chunk, line = places.chunk_row(code.rem(unit, chunks)), code.div(unit, chunks)
@@ -339,6 +340,7 @@ def _sums_entry(step: Step, windows: Windows, images: Sequence[Operand], sums: O
         scratch=[memory.buffer],
         kernel=f"gemm of windows x{_slices(windows)}",
         cost=windows.flops / FLOPS_PER_NS + 20.0 * windows.pixels,
+        in_pieces=True,
         keeps_alive=[places.tables],
     )
 

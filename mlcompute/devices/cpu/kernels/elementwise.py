@@ -65,6 +65,8 @@ def copy_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     return [loop_entry(step, copy_nest(step, operands), operands.threads)]
 
 
+#: Estimated nanoseconds from which on a loop nest is cut into pieces.
+_LONG = 100_000.0
 #: Code written before, by everything it depends on: large networks repeat few different loops.
 _written: dict[object, Code] = {}
 
@@ -78,8 +80,10 @@ def loop_entry(step: Step, nest: LoopNest, threads: int) -> Entry:
     for each in nest.operands:
         first_arguments.append(len(arguments))
         arguments += [each.operand, *each.strides]
-    structure = nest.structure(), source_axis(nest), interleaved_lines(nest), tiling(nest), vector_lanes()
-    code = _written.get(structure) or _code(structure, nest, first_arguments)
+    cost = nest.iterations * (0.02 * len(nest.operands) + 0.013 * len(nest.ops))
+    in_pieces = cost > _LONG  # a short one is not worth the instructions
+    structure = nest.structure(), source_axis(nest), interleaved_lines(nest), tiling(nest), vector_lanes(), in_pieces
+    code = _written.get(structure) or _code(structure, nest, first_arguments, in_pieces)
     return Entry(
         step,
         code,
@@ -89,13 +93,14 @@ def loop_entry(step: Step, nest: LoopNest, threads: int) -> Entry:
         rows=sharing.rows,
         by_row=nest.dense_operands,
         kernel=nest.kernel_name,
-        cost=nest.iterations * (0.02 * len(nest.operands) + 0.013 * len(nest.ops)),
+        cost=cost,
+        in_pieces=in_pieces,
     )
 
 
-def _code(structure: object, nest: LoopNest, first_arguments: list[int]) -> Code:
+def _code(structure: object, nest: LoopNest, first_arguments: list[int], in_pieces: bool) -> Code:
     code = Code("elementwise", level=2)
-    code.later(repr(structure), lambda: _Writer(code, nest, first_arguments).write())
+    code.later(repr(structure), lambda: _Writer(code, nest, first_arguments).write(in_pieces))
     _written[structure] = code  # only now: another thread may compile what it finds here
     return code
 
@@ -112,11 +117,11 @@ class _Writer:
         #: Registers of operands that do not move along the innermost loop.
         self.hoisted: dict[int, str] = {}
 
-    def write(self) -> None:
+    def write(self, in_pieces: bool) -> None:
         code = self.code
         units, per_unit = code.argument(0), code.argument(1)
         extents = [code.argument(2 + axis) for axis in range(self.rank)]
-        begin, end = code.share(units)
+        begin, end = code.share(units, in_pieces=in_pieces)
         begin = code.mul(begin, per_unit)
         end = code.minimum(code.mul(end, per_unit), extents[0])
         axis = source_axis(self.nest)

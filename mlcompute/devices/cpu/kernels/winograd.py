@@ -247,7 +247,7 @@ def _images_entry(
     by_sample = parts == 1 and enough_rows(sizes.samples, operands.threads) and memory.count >= operands.threads
     units = args.number(sizes.samples if by_sample else parts * sizes.samples * part.tile_rows)
     per_unit = args.number(part.tile_rows if by_sample else 1)
-    begin, end = (code.mul(bound, per_unit) for bound in code.share(units, 1, memory.max_threads))
+    begin, end = (code.mul(bound, per_unit) for bound in code.share(units, 1, memory.max_threads, True))
 
     def write() -> None:
         matrix = code.mul(tiles.depth, y.extents[2])
@@ -278,6 +278,7 @@ def _images_entry(
         by_row={0, 2},
         kernel=f"winograd {sizes.down.outputs}x{sizes.across.outputs}",
         cost=sizes.cost,
+        in_pieces=True,
         scratch=[memory.buffer],
     )
 
@@ -335,7 +336,7 @@ def _sums_entry(
         depth, channels = x.extents[2], dy.extents[2]
         matrix = code.mul(depth, channels)
         parts = code.mul(depth_parts, channel_parts)
-        first, last = code.share(code.mul(slices, parts), 1, memory.max_threads)
+        first, last = code.share(code.mul(slices, parts), 1, memory.max_threads, in_pieces=True)
         with code.loop(first, last) as task:
             number, part = code.div(task, parts), code.rem(task, parts)
             from_depth = code.mul(code.div(part, channel_parts), tiles.depth)
@@ -366,6 +367,7 @@ def _sums_entry(
         writes=[sums],
         kernel=f"winograd {outputs}, sums of {cut.slices} slices" + f" in {parts} parts" * (parts > 1),
         cost=sizes.cost,
+        in_pieces=True,
         scratch=[memory.buffer],
     )
 

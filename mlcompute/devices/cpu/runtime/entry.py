@@ -62,6 +62,8 @@ class Entry:
     rows_for   when not 0: only that many threads do
     kernel     what the printed plan calls it
     cost       estimated nanoseconds on one thread, for deciding how many threads pay
+    in_pieces  can the work of a thread be cut into pieces, which others take over when they have done their own?
+               Memory of a thread's own is then that of the one that runs a piece (`code.worker`)
     """
 
     step: Step
@@ -74,6 +76,7 @@ class Entry:
     rows_for: int = 0
     kernel: str = ""
     cost: float = 0.0
+    in_pieces: bool = False
     keeps_alive: list[object] = field(default_factory=list)
     scratch: list[Operand] = field(default_factory=list)
     #: Addresses that go somewhere else than into `arguments`: (operand, setter of its address).

@@ -11,7 +11,15 @@ from typing import NamedTuple
 import numpy as np
 
 from mlcompute.devices.cpu.runtime.calls import Calls, Memory
-from mlcompute.devices.cpu.runtime.threads import ALONE, WAIT, machine_slices
+from mlcompute.devices.cpu.runtime.threads import (
+    ALONE,
+    CLAIMS,
+    TURN_CLAIM,
+    TURN_PIECES,
+    WAIT,
+    machine_slices,
+    planned_threads,
+)
 from mlcompute.ops.op import Array
 
 #: So many estimated nanoseconds of work are worth waking one more thread for.
@@ -20,6 +28,8 @@ WORTH_SHARING = 15_000.0
 _MOST_TOUCHED = 512
 #: Of neighbouring calls, so many operands of each are compared for all of them at once.
 _FIRST_PARTS = 6
+#: Pieces into which the work of a thread is cut at most, and estimated nanoseconds of one: claiming it takes 0.1 us.
+_PIECES, _PIECE = 8, 10_000.0
 
 
 def useful_threads(cost: float, threads: int) -> int:
@@ -36,12 +46,12 @@ def useful_threads(cost: float, threads: int) -> int:
 
 
 def schedule(calls: Calls, memory: Memory, can_fail: Array, threads: int) -> Array:
-    """For every call, whether threads wait before it (`WAIT`) and whether only the first runs it (`ALONE`).
+    """For every call: do threads wait before it (`WAIT`), does one run it (`ALONE`), and in how many pieces?
 
     can_fail   of every call
     """
-    if len(calls) < 2:
-        return np.zeros(len(calls), np.int64)
+    if len(calls) == 0:
+        return np.zeros(0, np.int64)
     touches = _Touches.of(calls, memory, threads)
     certain, alone = _next_to_each_other(touches), np.zeros(len(calls), np.bool_)
     if threads > 1:
@@ -56,7 +66,30 @@ def schedule(calls: Calls, memory: Memory, can_fail: Array, threads: int) -> Arr
         alone = chains
     certain[1:] &= ~(alone[1:] & alone[:-1])
     waits = _barriers(calls, touches, certain, can_fail, alone)
-    return np.where(waits, WAIT, 0) | np.where(alone, ALONE, 0)
+    return np.where(waits, WAIT, 0) | np.where(alone, ALONE, 0) | _pieces(calls, touches, waits, alone, threads)
+
+
+def _pieces(calls: Calls, touches: _Touches, waits: Array, alone: Array, threads: int) -> Array:
+    """What is added to the turns of calls whose work is cut into pieces.
+
+    Any thread may run any piece, so such a call may touch nothing that another one between the same barriers does.
+    """
+    found = np.zeros(len(calls), np.int64)
+    if threads == 1 or threads > planned_threads():  # more have no memory of their own
+        return found
+    pieces = np.minimum(calls.costs() / threads / _PIECE, _PIECES).astype(np.int64)
+    can_be = np.array([entry.in_pieces for entry in calls.entries], np.bool_)[calls.which]
+    barriers = [0, *np.flatnonzero(waits).tolist(), len(calls)]
+    wanted = np.flatnonzero(can_be & (pieces > 1) & ~alone)
+    claims = dict.fromkeys(barriers, 0)
+    for call, place in zip(wanted.tolist(), np.searchsorted(barriers, wanted, "right").tolist(), strict=True):
+        begin, end = barriers[place - 1], barriers[place]
+        others = (other for other in range(begin, end) if other != call)
+        mine = touches.of_call(call)
+        if claims[begin] < CLAIMS and not any(_conflict(mine, touches.of_call(o), by_rows=False) for o in others):
+            found[call] = int(pieces[call]) << TURN_PIECES | claims[begin] << TURN_CLAIM
+            claims[begin] += 1
+    return found
 
 
 def barrier_cost(threads: int) -> float:

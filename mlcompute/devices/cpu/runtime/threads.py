@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.devices import native_threads
-from mlcompute.devices.cpu.codegen.code import Code
+from mlcompute.devices.cpu.codegen.code import PIECE_BITS, PIECES_BITS, WORKER_BITS, Code
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.runtime import system
 from mlcompute.devices.cpu.runtime.machine import MAX_THREADS, default_thread_count
@@ -31,14 +31,22 @@ TAPE, COUNT, BARRIER, OMP_GET, OMP_SET = range(5)
 ENTRY_WORDS = 4
 #: Turns: a barrier precedes the entry; the first thread runs it alone; subnormal numbers are 0 in it.
 WAIT, ALONE, FLUSH = 1, 2, 4
+#: From these bits of a turn on: into how many pieces the work of every thread is cut, and which claim counts them.
+TURN_PIECES, TURN_CLAIM = 8, 16
+#: Entries between two barriers whose work is cut into pieces, at most.
+CLAIMS = 8
 
 #: Bits of x86's control register for floating point.
 _FLUSH_TO_ZERO, _SUBNORMALS_ARE_ZERO = 1 << 15, 1 << 6
 
 #: Words of a program's barrier, a cache line apart: its generation, whether a kernel has failed, whether one had failed
-#: at the last barrier (all threads read the same answer there, and stop), and the generation each thread waits for.
+#: at the last barrier (all threads read the same answer there, and stop), the generation each thread waits for, and the
+#: claims to its work: so many pieces of an entry have been begun, above the generation in which they were.
 _BARRIER_GENERATION, FAILED, _STOPPED, _ARRIVED = 0, 8, 16, 24
-BARRIER_WORDS = _ARRIVED + 8 * MAX_THREADS
+_CLAIMED = _ARRIVED + 8 * MAX_THREADS
+BARRIER_WORDS = _CLAIMED + CLAIMS * MAX_THREADS
+#: A claim is a generation times this, plus a number of pieces.
+_MOST_PIECES = 256
 
 # Words of the team's shared state, a cache line apart so that threads do not disturb each other.
 _GENERATION, _DONE, _STOP, _JOB, _RUN_TAPE, _SLEEPING = 0, 8, 16, 24, 32, 40
@@ -160,7 +168,13 @@ def _write_tape_runner(code: Code) -> None:
             flushes = code.let(f"icmp ne i64 {code.let(f'and i64 {turn}, {FLUSH}')}, 0")
             with code.when(flushes):
                 _flush_subnormals(code, control)
-            code.do(f"call void {kernel}(i64 %thread, i64 {threads}, ptr {arguments})")
+            pieces = code.let(f"and i64 {code.let(f'lshr i64 {turn}, {TURN_PIECES}')}, {_MOST_PIECES - 1}")
+            is_cut = code.let(f"and i1 {code.let(f'icmp sgt i64 {pieces}, 1')}, {together}")
+            with code.when(code.let(f"xor i1 {is_cut}, true")):
+                code.do(f"call void {kernel}(i64 %thread, i64 {threads}, ptr {arguments})")
+            with code.when(is_cut):
+                claim = code.let(f"lshr i64 {turn}, {TURN_CLAIM}")
+                _run_pieces(code, (kernel, arguments), barrier, claim, pieces)
             with code.when(flushes):
                 _restore_subnormals(code, control)
             status = code.let(f"load ptr, ptr {_word(code, entry, 3)}")
@@ -175,6 +189,39 @@ def _write_tape_runner(code: Code) -> None:
         code.do(f"call void {omp_set}(i32 {code.get('i32', before)})")
     with code.when(is_caller):
         system.restore_signals(code, code.get("ptr", signals))
+
+
+def _run_pieces(code: Code, entry: tuple[str, str], barrier: str, claim: str, pieces: str) -> None:
+    """Run the pieces of this thread's own work, then those that other threads have not begun, thread by thread.
+
+    Cores differ in speed, and have other things to do. A thread begins with its own work, as what it reads is still in
+    its cache. A claim that an earlier generation has left means that no piece was begun.
+    """
+    kernel, arguments = entry
+    generation = _acquire(code, _word(code, barrier, _BARRIER_GENERATION))
+    fresh = code.mul(generation, _MOST_PIECES)
+    with code.loop(0, "%threads") as further:
+        whose = code.rem(code.add("%thread", further), "%threads")
+        word = _word(code, barrier, code.add(code.add(_CLAIMED, code.mul(whose, CLAIMS)), claim))
+        named = code.let(f"or i64 {whose}, {code.let(f'shl i64 {pieces}, {PIECES_BITS}')}")
+        by = code.let(f"shl i64 {code.let(f'xor i64 {whose}, %thread')}, {WORKER_BITS}")
+        named = code.let(f"or i64 {named}, {by}")
+        look, take, run, done = (code.new_label(name) for name in ("look", "take", "piece", "none"))
+        code.do(f"br label %{look}")
+        code.start_block(look)
+        seen = _acquire(code, word)
+        known = code.intrinsic("smax", "i64", seen, fresh)
+        number = code.sub(known, fresh)
+        code.do(f"br i1 {code.let(f'icmp slt i64 {number}, {pieces}')}, label %{take}, label %{done}")
+        code.start_block(take)
+        swapped = code.let(f"cmpxchg ptr {word}, i64 {seen}, i64 {code.add(known, 1)} acq_rel acquire, align 8")
+        code.do(f"br i1 {code.let(f'extractvalue {{i64, i1}} {swapped}, 1')}, label %{run}, label %{look}")
+        code.start_block(run)
+        piece = code.let(f"shl i64 {number}, {PIECE_BITS}")
+        call = code.let(f"or i64 {named}, {piece}")
+        code.do(f"call void {kernel}(i64 {call}, i64 %threads, ptr {arguments})")
+        code.do(f"br label %{look}")
+        code.start_block(done)
 
 
 def _has_mxcsr() -> bool:
