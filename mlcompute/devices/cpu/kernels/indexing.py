@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code
@@ -11,7 +13,9 @@ from mlcompute.devices.cpu.codegen.simd import SimdValue
 from mlcompute.devices.cpu.kernels.checked_indices import CheckedIndices, adding, is_index
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Axis, Operand, Operands, Strides, collapsed_axes, enough_rows
-from mlcompute.ops.op import Step
+from mlcompute.ops.op import Shape, Step
+
+_Part = AbstractContextManager[list[str]]
 
 
 def gather_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
@@ -78,43 +82,34 @@ def scatter_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     checked = CheckedIndices(args, indices, y.shape[axis])
     begin, end = code.share(args.number(y.shape[owned]))
 
-    # The base, in this thread's part.
-    rest = [d for d in range(len(y.shape)) if d != owned]
-    strides = [tuple(operand.strides[d] for d in rest) for operand in (base, y)]
-    axes = axis_registers(args, collapsed_axes(tuple(y.shape[d] for d in rest), strides))
-    steps = args.numbers([base.strides[owned], y.strides[owned]])
-    with code.loop(begin, end) as part:
-        addresses = [code.at(p, code.mul(part, step_), element) for p, step_ in zip((kept, target), steps, strict=True)]
-        with loop_over(code, axes, addresses, [element, element]) as (seen, made):
-            code.store(made, element, code.load(seen, element))
+    def part(shape: Shape, strides: Sequence[Strides], pointers: list[str], types: list[str]) -> _Part:
+        """Loops in row-major order; along the owned axis only over what this thread has."""
+        last = code.minimum(end, args.number(shape[owned]))
+        axes = [
+            ((begin, last) if d == owned else ("0", args.number(shape[d])), args.numbers([own[d] for own in strides]))
+            for d in range(len(shape))
+        ]
+        return _loops(code, axes, pointers, types)
 
-    # The updates that fall into it, row-major along the axis.
-    unindexed = tuple(0 if d == axis else stride for d, stride in enumerate(y.strides))
-    loops = [
-        Axis(indices.shape[d], (indices.strides[d], updates.strides[d], unindexed[d]))
-        for d in range(len(y.shape))
-        if d != owned or owns_axis
-    ]
-    inner = axis_registers(args, loops)
+    with part(y.shape, [base.strides, y.strides], [kept, target], [element, element]) as (seen, made):
+        code.store(made, element, code.load(seen, element))
+
+    # The updates that fall into this part, row-major along the axis.
     along = args.number(y.strides[axis])
+    unindexed = tuple(0 if d == axis else stride for d, stride in enumerate(y.strides))
+    strides = [indices.strides, updates.strides, unindexed]
     addresses, types = [checked.pointer, source, target], [checked.element, element, element]
     if owns_axis:
-        with loop_over(code, inner, addresses, types) as (address, seen, made):
+        loops = [Axis(indices.shape[d], tuple(own[d] for own in strides)) for d in range(len(y.shape))]
+        with loop_over(code, axis_registers(args, loops), addresses, types) as (address, seen, made):
             index = checked.load(address, "0")
             low, high = code.let(f"icmp sge i64 {index}, {begin}"), code.let(f"icmp slt i64 {index}, {end}")
             with code.when(code.let(f"and i1 {low}, {high}")):
                 _put(code, element, seen, code.at(made, code.mul(index, along), element), add)
     else:
-        last = code.minimum(end, args.number(indices.shape[owned]))
-        steps = args.numbers([indices.strides[owned], updates.strides[owned], y.strides[owned]])
-        with code.loop(begin, last) as part:
-            starts = [
-                code.at(p, code.mul(part, step_), type_)
-                for p, step_, type_ in zip(addresses, steps, types, strict=True)
-            ]
-            with loop_over(code, inner, starts, types) as (address, seen, made):
-                index = checked.load(address, "0")
-                _put(code, element, seen, code.at(made, code.mul(index, along), element), add)
+        with part(indices.shape, strides, addresses, types) as (address, seen, made):
+            index = checked.load(address, "0")
+            _put(code, element, seen, code.at(made, code.mul(index, along), element), add)
     rows, by_row = _scatter_rows(updates, indices, base, y, owned, axis)
     return [
         Entry(
@@ -122,6 +117,19 @@ def scatter_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
             kernel=step.op.name, cost=y.size * 0.5 + indices.size * 1.5, status=checked.status,
         )
     ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def _loops(
+    code: Code, axes: Sequence[tuple[tuple[str, str], Sequence[str]]], pointers: list[str], types: list[str]
+) -> Iterator[list[str]]:
+    """Nested loops, each with its bounds and the operands' strides; gives the operands' addresses inside."""
+    with contextlib.ExitStack() as stack:
+        for bounds, strides in axes:
+            index = stack.enter_context(code.loop(*bounds))
+            steps = zip(pointers, strides, types, strict=True)
+            pointers = [code.at(pointer, code.mul(index, stride), type_) for pointer, stride, type_ in steps]
+        yield pointers
 
 
 def _put(code: Code, element: str, source: str, target: str, add: Callable[..., SimdValue] | None) -> None:
