@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,40 @@ def test_winograd_means_what_the_op_means(name: str, case: tuple[Any, ...]) -> N
     assert np.abs(found - exact).max() < 6e-6 * scale
     # No worse than a handful of times the plain sum of products in float32.
     assert np.abs(found - exact).max() < 30 * max(np.abs(plain - exact).max(), 1e-7 * scale)
+
+
+#: The same with channels as they are: vectors are filled up with zeros.
+UNFILLED = [
+    (4, 24, 24, 16, 16, 3, (1, 1, 1, 1)),
+    (5, 30, 50, 14, 13, 5, (0, 0, 0, 0)),
+    (3, 17, 33, 15, 17, 3, (1, 0, 0, 2)),
+    (2, 7, 16, 23, 21, 3, (2, 2, 2, 2)),
+    (1, 48, 9, 40, 20, 3, (2, 0, 1, 2)),
+    (3, 75, 100, 2, 150, (1, 5), (0, 0, 0, 4)),
+    (64, 20, 70, 1, 2, 3, (1, 1, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("case", UNFILLED)
+@pytest.mark.parametrize("name", ["convolution", "convolution_input_gradient", "convolution_weight_gradient"])
+def test_channels_that_do_not_fill_vectors(
+    name: str, case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for gain in ("_GAIN", "_GAIN_UNFILLED"):
+        monkeypatch.setattr(f"mlcompute.devices.cpu.kernels.winograd_sizes.{gain}", math.inf)
+    monkeypatch.setattr(convolution, "few_inputs", lambda step: None)
+    monkeypatch.setattr("tests.devices.test_cpu_winograd.CHANNELS", 1)
+    test_winograd_means_what_the_op_means(name, case)
+
+
+@pytest.mark.parametrize(("channels", "is_winograd"), [(2, False), (2 * vector_lanes() - 1, True)])
+def test_few_channels_do_not_pay_for_the_zeros(
+    channels: int, is_winograd: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.devices.test_cpu_winograd.CHANNELS", 1)
+    arrays, attributes = arrays_of((8, channels, channels, 16, 16, 3, (1, 1, 1, 1)))["convolution"]
+    bench = Bench(convolution.KERNELS, "convolution", arrays, attributes, workspaces=convolution.WORKSPACES)
+    assert any(entry.kernel == "winograd 4x4" for entry in bench.entries or ()) == is_winograd
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from mlcompute.devices.cpu.codegen.addressing import DenseArray, ThreadWorkspace
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
-from mlcompute.devices.cpu.codegen.loops import Line, Variable, splat_constant
+from mlcompute.devices.cpu.codegen.loops import Line, Variable, splat_constant, tail_mask
 from mlcompute.devices.cpu.codegen.simd import SimdValue
 from mlcompute.devices.cpu.gemm.packed_gemm import call_packed_gemm, packed_gemm, panel_width
 from mlcompute.devices.cpu.kernels.winograd_sizes import (
@@ -64,6 +64,7 @@ def _filters_entry(step: Step, sizes: Sizes, weights: Operand, buffer: Operand, 
     steps = (taps, weights.shape[1] * taps)
     by_depth, by_channel = args.numbers(steps[::-1] if backwards else steps)
     source, target = args.pointer(weights), args.pointer(buffer)
+    there = args.numbers(weights.shape[:2] if backwards else weights.shape[1::-1])
 
     def write() -> None:
         matrix = code.mul(depth, channels)
@@ -73,8 +74,11 @@ def _filters_entry(step: Step, sizes: Sizes, weights: Operand, buffer: Operand, 
         gathered = Line(code, code.aligned_buffer(taps * lanes), "float")
         with code.loop(begin, end) as k, code.loop(0, channels, lanes) as channel:
             first = code.at(source, code.add(code.mul(k, by_depth), code.mul(channel, by_channel)), "float")
+            exists = code.let(f"icmp slt i64 {k}, {there[0]}")
+            count = code.let(f"select i1 {exists}, i64 {code.sub(there[1], channel)}, i64 0")
+            mask = None if sizes.filled else tail_mask(code, count, lanes)
             with code.loop(0, taps) as tap:
-                value = Line(code, code.at(first, tap, "float"), "float", by_channel).load(0)
+                value = Line(code, code.at(first, tap, "float"), "float", by_channel).load(0, mask)
                 place = code.sub(taps - 1, tap) if backwards else tap
                 gathered.store(code.mul(place, lanes), value)
             points = Line(code, code.at(target, _packed(code, sizes, k, channel, depth), "float"), "float")
@@ -189,19 +193,26 @@ class _Tiles:
             self._write(target.address(offset, "0"), None, begin, channels)
             corner = image.address(sample, y, code.minimum(skipped, width))
             source = Line(code, code.at(corner, channel, image.element), image.element)
-            self._write(target.address(offset, begin), source, code.sub(end, begin), channels, image.extents[2])
+            apart, rest = image.extents[2], code.sub(image.extents[2], channel)
+            self._write(target.address(offset, begin), source, code.sub(end, begin), channels, apart, rest)
             self._write(target.address(offset, end), None, code.sub(columns, end), channels)
         return target
 
-    def _write(self, target: str, source: Line | None, pixels: str, channels: str, apart: str = "") -> None:
-        """Copy channels of pixels, which lie `apart`, or write zeros."""
+    def _write(
+        self, target: str, source: Line | None, pixels: str, channels: str, apart: str = "", there: str = ""
+    ) -> None:
+        """Copy channels of pixels, which lie `apart` and of which so many are there, or write zeros."""
         code, zeros = self.code, splat_constant(self.code, 0.0)
         with code.loop(0, pixels) as pixel:
             to = Line(code, code.at(target, code.mul(pixel, channels), "float"), "float")
             if source is not None:
                 line = source._replace(pointer=source.address(code.mul(pixel, apart)))
             with code.loop(0, channels, vector_lanes()) as index:
-                to.store(index, zeros if source is None else line.load(index))
+                to.store(index, zeros if source is None else line.load(index, self.mask(there, index)))
+
+    def mask(self, there: str, channel: str) -> str | None:
+        """The lanes of a vector from a channel on that are below a number of channels; None for all."""
+        return None if self.sizes.filled else tail_mask(self.code, self.code.sub(there, channel), vector_lanes())
 
     def transform_x(
         self, image: DenseArray, start: str, count: str, top: str, left: str, channel: str | int = 0
@@ -243,6 +254,7 @@ def _images_entry(
     x, y = tiles.image(image), tiles.image(result)
     packed, multiply = args.pointer(filters), args.pointer(packed_gemm(part.channels))
     top, left, tile_rows = args.numbers([sizes.top, sizes.left, sizes.samples * part.tile_rows])
+    matrix = args.number(sizes.depth * sizes.channels)
     # By samples, as other kernels share them, or where those are few by rows of tiles, for one part after the other.
     by_sample = parts == 1 and enough_rows(sizes.samples, operands.threads) and memory.count >= operands.threads
     units = args.number(sizes.samples if by_sample else parts * sizes.samples * part.tile_rows)
@@ -250,7 +262,6 @@ def _images_entry(
     begin, end = (code.mul(bound, per_unit) for bound in code.share(units, 1, memory.max_threads, True))
 
     def write() -> None:
-        matrix = code.mul(tiles.depth, y.extents[2])
         last_part = code.div(code.sub(code.add(end, tile_rows), 1), tile_rows)
         with code.loop(code.div(begin, tile_rows), last_part) as number:
             passed, channel = code.mul(number, tile_rows), code.mul(number, tiles.channels)
@@ -293,12 +304,14 @@ def _inverse_transform(tiles: _Tiles, y: DenseArray, start: str, rows: str, firs
             offset = code.add(code.mul(code.add(code.mul(row, tiles.row_tiles), tile), tiles.channels), channel)
             products = Line(code, code.at(memory["y"], offset, "float"), "float")
             left = code.add(first_column, code.mul(tile, across.outputs))
+            at = code.add(first, channel)
+            mask = tiles.mask(y.extents[2], at)
 
             def store(down_: str | int, across_: int, value: SimdValue) -> None:
                 i, j = code.add(top, down_), code.add(left, across_)
                 inside = [code.let(f"icmp slt i64 {i}, {height}"), code.let(f"icmp slt i64 {j}, {width}")]
                 with code.when(code.let(f"and i1 {inside[0]}, {inside[1]}")):
-                    y.line(sample, i, j).store(code.add(first, channel), value)
+                    y.line(sample, i, j).store(at, value, mask)
 
             _transform(code, (down.to_y, across.to_y), _loading(products, across.inputs, tiles.y_points), store)
 
@@ -331,9 +344,9 @@ def _sums_entry(
     top, left, samples, slices, floats, depth_parts, channel_parts = args.numbers(
         [sizes.top, sizes.left, sizes.samples, cut.slices, filter_floats(sizes), cut.depth_parts, cut.channel_parts]
     )
+    depth, channels = args.numbers([sizes.depth, sizes.channels])
 
     def write() -> None:
-        depth, channels = x.extents[2], dy.extents[2]
         matrix = code.mul(depth, channels)
         parts = code.mul(depth_parts, channel_parts)
         first, last = code.share(code.mul(slices, parts), 1, memory.max_threads, in_pieces=True)
@@ -390,12 +403,13 @@ def _points_entry(step: Step, sizes: Sizes, slices_: int, sums: Operand, result:
     args = KernelArguments(code)
     depth, channels, slices, floats = args.numbers([sizes.depth, sizes.channels, slices_, filter_floats(sizes)])
     taps = down.taps * across.taps
-    by_channel = args.number(sizes.depth * taps)
+    by_channel = args.number(result.shape[1] * taps)
     source, target = args.pointer(sums), args.pointer(result)
+    outputs, inputs = args.numbers(result.shape[:2])
 
     def write() -> None:
         matrix = code.mul(depth, channels)
-        begin, end = code.share(depth)
+        begin, end = code.share(inputs)
         lanes = vector_lanes()
         totals, taken = (Line(code, code.aligned_buffer(count * lanes), "float") for count in (sizes.points, taps))
         with code.loop(begin, end) as k, code.loop(0, channels, lanes) as channel:
@@ -409,9 +423,10 @@ def _points_entry(step: Step, sizes: Sizes, slices_: int, sums: Operand, result:
             both = transposed(down.from_w), transposed(across.from_w)
             _transform(code, both, _loading(totals, across.inputs, lanes), _storing(taken, across.taps, lanes))
             first = code.at(target, code.add(code.mul(k, taps), code.mul(channel, by_channel)), "float")
+            mask = None if sizes.filled else tail_mask(code, code.sub(outputs, channel), lanes)
             with code.loop(0, taps) as tap:
                 value = taken.load(code.mul(tap, lanes))
-                Line(code, code.at(first, tap, "float"), "float", by_channel).store(0, value)
+                Line(code, code.at(first, tap, "float"), "float", by_channel).store(0, value, mask)
 
     code.later(sizes.code_key, write)
     cost = (2.0 + slices_) * sizes.depth * sizes.channels * sizes.points / vector_lanes()

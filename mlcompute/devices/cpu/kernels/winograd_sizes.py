@@ -18,8 +18,9 @@ from mlcompute.ops.op import Shape, Step
 _TILES, _CACHE = 48, 400_000
 #: Bytes for the points of all threads' blocks, about.
 _ALL_BLOCKS = 3 << 20
-#: Of the time of a plain sum, what a filter with extent in one direction only may be estimated to take.
-_GAIN = 0.75
+#: Of the time of a plain sum, what a filter with extent in one direction only may be estimated to take; and one with
+#: channels that do not fill vectors, since plain sums fill them up, too.
+_GAIN, _GAIN_UNFILLED = 0.75, 1.25
 #: Fewer tiles than this do not pay for transforming the filters.
 _LEAST_TILES = 64
 #: Bytes for the sums of all slices of the gradient of filters; a single one may take more.
@@ -40,6 +41,7 @@ class Sizes(NamedTuple):
     """A convolution as tiles: image in (samples, height, width, depth), image out (..., rows, columns, channels).
 
     down, across   the forms in both directions
+    filled         depth and channels fill vectors; else they are rounded up to `depth` and `channels`, with zeros
     """
 
     down: Form
@@ -51,6 +53,7 @@ class Sizes(NamedTuple):
     channels: int
     top: int
     left: int
+    filled: bool = True
 
     @property
     def points(self) -> int:
@@ -100,7 +103,7 @@ class Sizes(NamedTuple):
     @property
     def code_key(self) -> str:
         """Everything a kernel's code depends on; extents are arguments."""
-        return f"{self.down} {self.across} {panel_width(self.channels)} {vector_lanes()}"
+        return f"{self.down} {self.across} {panel_width(self.channels)} {self.filled} {vector_lanes()}"
 
     @property
     def cost(self) -> float:
@@ -117,20 +120,23 @@ def winograd_sizes(step: Step) -> Sizes | None:
     if a["groups"] != 1 or (*a["strides"], *a["dilations"]) != (1, 1, 1, 1):
         return None
     lanes, (top, bottom, left, right), (most_down, most_across) = vector_lanes(), a["padding"], (w[2] - 1, w[3] - 1)
-    if w[0] % lanes or w[1] % lanes or w[0] * w[1] > _MOST_FILTERS:
+    rounded = [-(-count // lanes) * lanes for count in w[:2]]
+    if math.prod(rounded) > _MOST_FILTERS:
         return None
     if max(top, bottom) > most_down or max(left, right) > most_across:
         return None
     if step.op.name == "convolution_input_gradient":
         top, left = most_down - top, most_across - left
-        (source, depth), (result, channels) = (y[2:], w[0]), (x[2:], w[1])
+        (source, depth), (result, channels) = (y[2:], rounded[0]), (x[2:], rounded[1])
     else:
-        (source, depth), (result, channels) = (x[2:], w[1]), (y[2:], w[0])
-    fitting = [Sizes(*both, x[0], source, depth, result, channels, top, left) for both in forms(*w[2:])]
+        (source, depth), (result, channels) = (x[2:], rounded[1]), (y[2:], rounded[0])
+    filled = rounded == [*w[:2]]
+    fitting = [Sizes(*both, x[0], source, depth, result, channels, top, left, filled) for both in forms(*w[2:])]
     fitting = [sizes for sizes in fitting if sizes.tiles >= _LEAST_TILES]
-    if w[2] != w[3]:  # less is saved in one direction: not enough for few channels
+    if w[2] != w[3] or not filled:  # less is saved in one direction, or with zeros: not enough for few channels
         plain = 2.0 * math.prod(y) * math.prod(w[1:]) / FLOPS_PER_NS
-        fitting = [sizes for sizes in fitting if sizes.cost < _GAIN * plain]
+        gain = _GAIN if w[2] != w[3] else _GAIN_UNFILLED
+        fitting = [sizes for sizes in fitting if sizes.cost < gain * plain]
     return min(fitting, key=lambda sizes: sizes.cost, default=None)
 
 
