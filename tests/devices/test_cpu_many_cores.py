@@ -227,3 +227,27 @@ def test_some_of_the_threads() -> None:
         expected[:threads] += 3 * threads
         np.testing.assert_array_equal(counts, expected)
     team.stop()
+
+
+TRAINED = """
+import hashlib
+import mlcompute as mlc
+from benchmarks.contenders.ours import training
+from benchmarks.workloads import ALL
+described = training(ALL["unet"])
+described.graph.compile(device=mlc.Device.cpu())
+for _ in range(2):
+    described.graph.execute(described.inputs, described.labels, options=mlc.ExecutionOptions.SYNCHRONOUS)
+slots = [slot for layer in described.graph.layers for slot in layer.parameters.values()]
+print(hashlib.sha256(b"".join(slot.tensor.data.tobytes() for slot in slots)).hexdigest())
+"""
+
+
+def test_more_threads_than_cores_by_the_environment_give_the_same_bits() -> None:
+    found = []
+    for threads in ("1", "13"):
+        environment = {**os.environ, "MLCOMPUTE_NUM_THREADS": threads}
+        command = [sys.executable, "-c", TRAINED]
+        ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        found.append(ran.stdout)
+    assert found[0] == found[1] != ""

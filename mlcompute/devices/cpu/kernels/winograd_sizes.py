@@ -80,7 +80,7 @@ class Sizes(NamedTuple):
 
     @property
     def _cached_tiles(self) -> int:
-        cache = min(_CACHE, _ALL_BLOCKS // planned_threads())
+        cache = min(_CACHE, _ALL_BLOCKS // machine_slices())
         return min(_TILES, cache // (4 * self.points * (self.depth + self.channels)))
 
     @property
