@@ -75,7 +75,7 @@ def text(nest: LoopNest) -> str:
     for each in nest.operands:
         firsts.append(count)
         count += 1 + len(each.strides)
-    elementwise._Writer(code, nest, firsts).write()
+    elementwise._Writer(code, nest, firsts).write(in_pieces=False)
     return code.text()
 
 
