@@ -17,7 +17,7 @@ from tests.devices.kernels import Bench
 from tests.devices.test_cpu_convolution import KINDS
 
 pytestmark = pytest.mark.skipif(onednn.load() is None, reason="oneDNN is not installed")
-OPS = ("convolution", "convolution_input_gradient")
+OPS = ("convolution", "convolution_input_gradient", "convolution_weight_gradient")
 
 
 def bench_of(op: str, kind: tuple[Any, ...], samples: int) -> Bench:
@@ -27,8 +27,11 @@ def bench_of(op: str, kind: tuple[Any, ...], samples: int) -> Bench:
     y = Convolution.result(ArrayType(x, np.dtype("f")), ArrayType(w, np.dtype("f")), **window).shape
     rng = np.random.default_rng(0)
     images = {"x": last_shape(x), "w": w, "y": last_shape(y)}
-    arrays = [rng.standard_normal(images[role]).astype("f") for role in ("xw" if op == "convolution" else "yw")]
-    attributes = {**window, "channels_last": True, **({} if op == "convolution" else {"shape": x})}
+    roles = {"convolution": "xw", "convolution_input_gradient": "yw", "convolution_weight_gradient": "xy"}[op]
+    arrays = [rng.standard_normal(images[role]).astype("f") for role in roles]
+    attributes = {**window, "channels_last": True}
+    if op != "convolution":
+        attributes["shape"] = x if op == "convolution_input_gradient" else w
     return Bench(convolution.KERNELS, op, arrays, attributes, workspaces=convolution.WORKSPACES)
 
 
@@ -37,7 +40,9 @@ def bench_of(op: str, kind: tuple[Any, ...], samples: int) -> Bench:
 @pytest.mark.parametrize("kind", KINDS)
 def test_bands_of_rows(kind: str, samples: int, pieces: int, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLCOMPUTE_WINOGRAD", "0")
-    monkeypatch.setattr(convolution, "planned_threads", lambda: pieces)
+    for name in ("planned_threads", "machine_slices"):
+        monkeypatch.setattr(convolution, name, lambda: pieces)
+    monkeypatch.setattr(convolution, "columns_of", lambda step: None)
     monkeypatch.setattr(convolution, "few_inputs", lambda step: None)
     monkeypatch.setattr(convolution, "few_pixels", lambda step: None)
     monkeypatch.setattr(convolution_bands, "_LEAST_FLOPS", 0.0)
@@ -45,7 +50,7 @@ def test_bands_of_rows(kind: str, samples: int, pieces: int, op: str, monkeypatc
     bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4))
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", OPS[:2])
 def test_one_image_is_shared(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convolution, "planned_threads", lambda: 4)
     kind = ((1, 16, 64, 64), (32, 16, 7, 7), (2, 2), (1, 1), (3, 3, 3, 3), 1)
@@ -60,6 +65,5 @@ def test_what_is_not_cut() -> None:
     x, w, y = (1, 64, 32, 32), (64, 64, 3, 3), (1, 64, 32, 32)
     assert bands_of("forward", x, w, y, window, 2) is not None
     assert bands_of("forward", (2, *x[1:]), w, (2, *y[1:]), window, 2) is None
-    assert bands_of("backward_weights", x, w, y, window, 2) is None
     assert bands_of("forward", (1, 4, 8, 8), (4, 4, 3, 3), (1, 4, 8, 8), window, 2) is None  # too little to do
     assert bands_of("forward", (1, 512, 3, 3), (512, 512, 3, 3), (1, 512, 3, 3), window, 2) is None  # too few rows

@@ -110,7 +110,7 @@ class _Plan:
         for sample, band in itertools.product(range(x[0]), cut.bands):
             primitive = self._primitive(step, cut.shape(x, band), w, band.padding)
             starts = cut.start(x, sample, band.x[0]), cut.start(y, sample, band.y[0])
-            pieces.append(_Piece(primitive, starts if self.direction == "forward" else starts[::-1]))
+            pieces.append(_Piece(primitive, starts[::-1] if self.direction == "backward_data" else starts))
         # All read the weights in one format.
         return pieces if all(piece.primitive.weights == pieces[0].primitive.weights for piece in pieces) else None
 

@@ -4,7 +4,8 @@
     dx rows [a, b)   from dy rows [ceil((a + top - reach + 1) / s), floor((b - 1 + top) / s)]
 
 s is the stride, reach the rows a window covers. A band is a convolution of its own with other zeros above and below;
-along the first axis with more than one row it is one piece of memory. Every pixel of the result is computed by itself.
+along the first axis with more than one row it is one piece of memory. Every pixel of the result is computed by itself;
+gradients of filters, which belong to the rows of y, are added up in order.
 """
 
 from __future__ import annotations
@@ -49,17 +50,15 @@ def bands_of(direction: str, x: Shape, w: Shape, y: Shape, attributes: Mapping[s
 
     x, w, y   channels-first shapes
     """
-    if direction == "backward_weights":
-        return None
     axis = next((axis for axis in range(2, len(x)) if x[axis] != 1 or y[axis] != 1), 0)
-    result = y if direction == "forward" else x
+    result = x if direction == "backward_data" else y
     if not axis:
         return None
     count = min(pieces // x[0], result[axis] // _LEAST_ROWS)
     flops = 2.0 * math.prod(y[2:]) * math.prod(w)
     if count < 2 or flops / count < _LEAST_FLOPS:
         return None
-    cut = _forward if direction == "forward" else _backward
+    cut = _backward if direction == "backward_data" else _forward
     bounds = [result[axis] * number // count for number in range(count + 1)]
     found = [cut(begin, end, axis, x, w, y, attributes) for begin, end in itertools.pairwise(bounds)]
     bands = [band for band in found if band is not None]
