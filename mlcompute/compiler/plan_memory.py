@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mlcompute.compiler.assign_offsets import Block, assign_offsets
 from mlcompute.compiler.index import views_of
-from mlcompute.ops.op import Step, Value
+from mlcompute.ops.op import Shape, Step, Value
 
 if TYPE_CHECKING:
     from mlcompute.compiler.context import Context
@@ -141,6 +141,7 @@ class _Lifetimes:
         self.taken: dict[Value, Block] = {}  # value whose block goes on as another one's -> the block
         self.blocks: list[Block] = []
         self.placed: list[_Placed] = []
+        self.sizes: dict[tuple[Shape, np.dtype[Any]], int] = {}  # bytes by type: large programs have few of them
 
     def found(self, keep: Iterable[Value], rerunnable: bool) -> tuple[list[Block], list[_Placed]]:
         """Blocks and values in the order of their making."""
@@ -180,7 +181,9 @@ class _Lifetimes:
             if value.kind != "temporary":
                 continue
             end = last.get(value, index)
-            nbytes = value.nbytes
+            nbytes = self.sizes.get((value.shape, value.dtype))
+            if nbytes is None:
+                nbytes = self.sizes[value.shape, value.dtype] = value.nbytes
             block = taken.pop(value, None) if taken else None
             if block is None:
                 block = Block(nbytes + self.guard, index, end)

@@ -122,7 +122,7 @@ class Storage:
         An array that was given out before keeps its numbers where the device has memory of its own; where memory is
         shared, it is the memory that runs change.
         """
-        engine, moment = self._newest_device()
+        engine, moment = self._newest_device() if self._own else (None, 0)
         if engine is not None and moment > self._moment_of_host():
             if not self._is_callers or not self._host.flags.writeable:
                 self._host, self._is_callers = np.empty_like(self._host), False
@@ -217,8 +217,8 @@ class Storage:
         return engine in self._own and self._own[engine][0] is buffer
 
     def _watch(self) -> None:
-        """Clocks of runs that other devices must hear of."""
-        for clock in self._clocks:
+        """Clocks of runs that other devices must hear of: where all share the host's memory, none."""
+        for clock in self._clocks if self._own else ():
             is_own = any(engine in self._own for engine in clock.engines)
             if any(engine not in clock.engines for engine in self._own) or (is_own and self._shared):
                 clock.is_watched = True

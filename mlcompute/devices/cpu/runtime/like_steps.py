@@ -56,10 +56,6 @@ class Kinds:
         self.known: dict[Hashable, Kind] = {}
         self.forms: dict[Hashable, int] = {}
 
-    def form(self, look: Hashable) -> int:
-        """The number of what an operand looks like."""
-        return self.forms.setdefault(look, len(self.forms))
-
 
 class LikeSteps:
     """What the steps of one program have in common with each other, and with those of others."""
@@ -124,16 +120,17 @@ class LikeSteps:
         last = np.full(size, -1, np.int64)
         last[numbers] = np.arange(len(values))
         own = np.flatnonzero(last >= 0)
-        forms, memory, form = np.zeros(size, np.int64), np.arange(size), self._kinds.form
+        forms, memory, known = np.zeros(size, np.int64), np.arange(size), self._kinds.forms
         memory[memory > numbers.max(initial=0)] -= size
-        forms[own] = [form((one.shape, one.dtype)) for one in map(values.__getitem__, last[own].tolist())]
+        first = [values[place] for place in last[own].tolist()]
+        forms[own] = [known.setdefault((one.shape, one.dtype), len(known)) for one in first]
         views = self._operands.views
         if views:
             shown = numbers_of(list(views))
             inside = shown <= numbers.max(initial=0)
             inside[inside] = last[shown[inside]] >= 0
             used = [view for view, is_used in zip(views.values(), inside.tolist(), strict=True) if is_used]
-            forms[shown[inside]] = [form(view[1:]) for view in used]
+            forms[shown[inside]] = [known.setdefault(view[1:], len(known)) for view in used]
             memory[shown[inside]] = [view.base.index for view in used]
         return forms[numbers], memory[numbers]
 
