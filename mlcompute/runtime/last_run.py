@@ -63,11 +63,14 @@ class LastRun:
         if self.number == number:
             self.executable = self._result = None
 
-    def keep_result(self) -> None:
-        """Copy the result out of the graph's memory, if somebody holds it."""
+    def keep_result(self, of: ResultState | None = None) -> None:
+        """Copy the result out of the graph's memory, if somebody holds it.
+
+        of  only if it is this one: the queue's thread may have kept it meanwhile, and begun another run
+        """
         with self._keeping:  # a reader and the queue's thread may both be here
             result = self._result() if self._result is not None else None
-            if result is not None and result.kept is None:
+            if result is not None and result.kept is None and (of is None or of is result):
                 value, executable = self._result_value, self.executable
                 if value is not None and executable is not None:
                     result.kept = executable.keep(value)

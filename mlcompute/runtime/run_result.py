@@ -14,8 +14,8 @@ from mlcompute.tensor_data import Array, ArrayLike
 class Keeper(Protocol):
     """Whoever knows the memory in which the result still lies."""
 
-    def keep_result(self) -> None:
-        """Give the result memory of its own: `ResultState.kept`."""
+    def keep_result(self, of: ResultState | None = None) -> None:
+        """Give the result, if it is this one, memory of its own: `ResultState.kept`."""
 
 
 class ResultState(TensorState):
@@ -34,7 +34,7 @@ class ResultState(TensorState):
         """The values of the run."""
         keeper = self._keeper()
         if self.kept is None and keeper is not None:
-            keeper.keep_result()
+            keeper.keep_result(self)
         if callable(self.kept):
             self.kept = self.kept()
         return self.kept

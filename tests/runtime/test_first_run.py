@@ -22,6 +22,9 @@ from mlcompute.devices.cpu.runtime.threads import Team
 from mlcompute.devices.device import Engine, Executable
 from mlcompute.devices.remote import Remote
 from mlcompute.runtime import compiled_graph
+from mlcompute.runtime.run_result import ResultState
+from mlcompute.runtime.session import session_of
+from mlcompute.runtime.tensor_state import state_of
 from tests.devices.cuda_emulator import EmulatedCuda
 from tests.devices.cuda_emulator.compiling import COMPILER
 from tests.nets import SYNC
@@ -175,6 +178,22 @@ def test_results_stay_when_programs_move_to_a_larger_arena(make: Callable[[], En
     for mine, theirs in zip(training.layers, other.layers, strict=True):
         for slot in mine.parameters:
             np.testing.assert_array_equal(mine.parameters[slot].tensor.data, theirs.parameters[slot].tensor.data)
+
+
+def test_a_reader_that_comes_late_leaves_the_next_result_alone() -> None:
+    """Between a look at an old result and the lock, another thread may have kept it and begun another run."""
+    training, images = digits()
+    training.compile(device=mlc.Device(engine=Cpu(1)))
+    old = training.execute(images, LABELS, options=SYNC).result
+    new = training.execute(images, LABELS, options=SYNC).result
+    states = state_of(old), state_of(new)
+    assert all(isinstance(state, ResultState) for state in states)
+    last = session_of(training).last
+    last.keep_result(states[0])  # type: ignore[arg-type]
+    assert states[0].kept is not None is states[1].kept  # type: ignore[attr-defined]
+    last.keep_result(states[1])  # type: ignore[arg-type]
+    assert states[1].kept is not None  # type: ignore[attr-defined]
+    assert old.data.item() != new.data.item()
 
 
 def test_passes_can_be_deferred() -> None:
