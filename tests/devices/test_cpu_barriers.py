@@ -39,7 +39,7 @@ def program(seed: int) -> tuple[Calls, Memory, Array]:
             rows, rows_for = rng.choice((0, 8)), rng.choice((0, 0, THREADS, THREADS + 1))
             touches.append(Touch(base, rng.random() < 0.4, rows, rows_for, offset, 32, is_array))
         cost = rng.choice((20.0, 200.0, 5000.0))
-        entries.append(SimpleNamespace(layout=SimpleNamespace(touches=touches), cost=cost))
+        entries.append(SimpleNamespace(layout=SimpleNamespace(touches=touches), cost=cost, in_pieces=False))
     which = np.array([rng.randrange(len(entries)) for _ in range(rng.randint(2, 40))])
     steps: list[Any] = [SimpleNamespace(op=SimpleNamespace(is_pure=rng.random() < 0.7)) for _ in which]
     first = np.concatenate([[0], np.cumsum(np.array(counts)[which])])
@@ -116,7 +116,7 @@ def test_much_that_is_touched_is_not_looked_through() -> None:
     trace = Trace()
     values = [trace.value((16,), FLOAT32) for _ in range(2000)]
     touches = [Touch(0, True, 0, 0, 0, NBYTES, False)]
-    entry: Any = SimpleNamespace(layout=SimpleNamespace(touches=touches), cost=1e6)
+    entry: Any = SimpleNamespace(layout=SimpleNamespace(touches=touches), cost=1e6, in_pieces=False)
     step: Any = SimpleNamespace(op=SimpleNamespace(is_pure=True))
     numbers = np.array([value.index for value in values])
     calls = Calls([entry], [[0]], [step] * 2000, np.zeros(2000, np.int64), np.arange(2000), numbers)

@@ -76,7 +76,7 @@ _libraries: list[cache.KernelCache] = []  # code must outlive its calls
         ("plan", r"^arena of \d+ bytes, \d+ values$"),
         ("steps", r"^program 'fused', batch 12: \d+ steps, \d+ bytes$"),
         ("time", r"^layer +forward ms +gradient ms +update ms +total ms$"),
-        ("ir", r"^define void @k[0-9a-f]{24}\(i64 %thread, i64 %threads, ptr noalias %arguments\) \{$"),
+        ("ir", r"^define void @k[0-9a-f]{24}\(i64 %call, i64 %threads, ptr noalias %arguments\) \{$"),
     ],
     ids=["plan", "steps", "time", "ir"],
 )
