@@ -91,6 +91,7 @@ def test_the_same_bits_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(schedule, "_pieces", noted)
     monkeypatch.setattr(schedule, "_PIECE", 1.0)  # everything is worth cutting
+    monkeypatch.setattr(schedule, "_FEWEST_THREADS", 2)
     monkeypatch.setattr(elementwise, "_LONG", 0.0)
     for mine, theirs in zip(trained(name, threads), expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)

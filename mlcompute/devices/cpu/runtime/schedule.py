@@ -28,8 +28,9 @@ WORTH_SHARING = 15_000.0
 _MOST_TOUCHED = 512
 #: Of neighbouring calls, so many operands of each are compared for all of them at once.
 _FIRST_PARTS = 6
-#: Pieces into which the work of a thread is cut at most, and estimated nanoseconds of one: claiming it takes 0.1 us.
-_PIECES, _PIECE = 8, 10_000.0
+#: Pieces into which the work of a thread is cut at most, and estimated nanoseconds of one. Who takes over a piece finds
+#: nothing of it in its cache: of fewer threads than these one is rarely slow enough for that to pay.
+_PIECES, _PIECE, _FEWEST_THREADS = 8, 25_000.0, 4
 
 
 def useful_threads(cost: float, threads: int) -> int:
@@ -75,7 +76,7 @@ def _pieces(calls: Calls, touches: _Touches, waits: Array, alone: Array, threads
     Any thread may run any piece, so such a call may touch nothing that another one between the same barriers does.
     """
     found = np.zeros(len(calls), np.int64)
-    if threads == 1 or threads > planned_threads():  # more have no memory of their own
+    if not _FEWEST_THREADS <= threads <= planned_threads():  # more have no memory of their own
         return found
     pieces = np.minimum(calls.costs() / threads / _PIECE, _PIECES).astype(np.int64)
     can_be = np.array([entry.in_pieces for entry in calls.entries], np.bool_)[calls.which]
