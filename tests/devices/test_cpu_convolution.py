@@ -44,13 +44,10 @@ KINDS: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize("op", ["convolution", "convolution_input_gradient", "convolution_weight_gradient"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_without_a_library(kind: str, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (convolution, matmul):
-        monkeypatch.setattr(module.onednn, "load", lambda: None)
-    monkeypatch.setenv("MLCOMPUTE_WINOGRAD", "0")
-    x, w, strides, dilations, padding, groups = KINDS[kind]
+def bench_of(op: str, kind: tuple[Any, ...], samples: int = 0) -> Bench:
+    """A convolution or a gradient of one, channels last, of random arrays; `samples`: instead of the kind's own."""
+    x, w, strides, dilations, padding, groups = kind
+    x = (samples or x[0], *x[1:])
     window = {"strides": strides, "dilations": dilations, "padding": padding, "groups": groups}
     y = Convolution.result(ArrayType(x, np.dtype("f")), ArrayType(w, np.dtype("f")), **window).shape
     rng = np.random.default_rng(0)
@@ -60,7 +57,16 @@ def test_without_a_library(kind: str, op: str, monkeypatch: pytest.MonkeyPatch) 
     attributes = {**window, "channels_last": True}
     if op != "convolution":
         attributes["shape"] = x if op == "convolution_input_gradient" else w
-    bench = Bench(convolution.KERNELS, op, arrays, attributes, workspaces=convolution.WORKSPACES)
+    return Bench(convolution.KERNELS, op, arrays, attributes, workspaces=convolution.WORKSPACES)
+
+
+@pytest.mark.parametrize("op", ["convolution", "convolution_input_gradient", "convolution_weight_gradient"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_library(kind: str, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (convolution, matmul):
+        monkeypatch.setattr(module.onednn, "load", lambda: None)
+    monkeypatch.setenv("MLCOMPUTE_WINOGRAD", "0")
+    bench = bench_of(op, KINDS[kind])
     assert bench.entries is not None
     assert all("oneDNN" not in entry.kernel for entry in bench.entries)
     bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4))

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.kernels import convolution, convolution_bands
 from mlcompute.devices.cpu.kernels.convolution_bands import bands_of
-from mlcompute.ops.images import last_shape
-from mlcompute.ops.matmul_and_convolution import Convolution
-from mlcompute.ops.op import ArrayType
-from tests.devices.kernels import Bench
-from tests.devices.test_cpu_convolution import KINDS
+from tests.devices.test_cpu_convolution import KINDS, bench_of
 
 pytestmark = pytest.mark.skipif(onednn.load() is None, reason="oneDNN is not installed")
 OPS = ("convolution", "convolution_input_gradient", "convolution_weight_gradient")
-
-
-def bench_of(op: str, kind: tuple[Any, ...], samples: int) -> Bench:
-    x, w, strides, dilations, padding, groups = kind
-    x = (samples, *x[1:])
-    window = {"strides": strides, "dilations": dilations, "padding": padding, "groups": groups}
-    y = Convolution.result(ArrayType(x, np.dtype("f")), ArrayType(w, np.dtype("f")), **window).shape
-    rng = np.random.default_rng(0)
-    images = {"x": last_shape(x), "w": w, "y": last_shape(y)}
-    roles = {"convolution": "xw", "convolution_input_gradient": "yw", "convolution_weight_gradient": "xy"}[op]
-    arrays = [rng.standard_normal(images[role]).astype("f") for role in roles]
-    attributes = {**window, "channels_last": True}
-    if op != "convolution":
-        attributes["shape"] = x if op == "convolution_input_gradient" else w
-    return Bench(convolution.KERNELS, op, arrays, attributes, workspaces=convolution.WORKSPACES)
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -3,7 +3,7 @@
     a (m, k), any strides     b (k, n), rows contiguous     ->     y (m, n), dense
 
 The input gradient of a fully connected layer reads all weights, and the update behind it writes them. Where a thread
-writes what others have read, each cache line has to be taken from their caches first: that took 40 % of an update. So
+writes what others have read, each cache line has to be taken from their caches first. So
 the depth is cut as the update cuts the rows of the weights: thread s reads slice s. (A library's gemm prefetches beyond
 its slice.)
 
