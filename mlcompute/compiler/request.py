@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mlcompute.building.node_index import NodeIndex
 from mlcompute.graph import Node
 from mlcompute.layers.layer import Layer
 from mlcompute.ops.op import Array, Shape
@@ -18,6 +19,7 @@ Tree = int | tuple["Tree", "Tree"]
 class Request:
     """What a training or inference graph asks the compiler for.
 
+    index           what was found in one walk over all nodes of the graph; empty where some of them were left out
     inputs          tensors fed before each run -> samples they hold per sample of the batch; 0: not scaled
     constants       inputs whose data is known now
     labels          what losses compare with, as far as that is declared; they are fed with inputs, or computed
@@ -46,6 +48,7 @@ class Request:
     """
 
     nodes: list[Node] = field(default_factory=list)
+    index: NodeIndex = field(default_factory=NodeIndex)
     batch_size: int = 1
     inputs: dict[Tensor, int] = field(default_factory=dict)
     constants: dict[Tensor, Array] = field(default_factory=dict)

@@ -289,10 +289,10 @@ class Executable(ABC):
     def bind(self, value: Value, buffer: Buffer) -> None:
         """Use this memory for a value the arena does not hold, from the next run on."""
 
-    def bind_all(self, buffers: Mapping[Value, Buffer]) -> None:
-        """`bind` for many values."""
-        for value, buffer in buffers.items():
-            self.bind(value, buffer)
+    def bind_all(self, engine: Engine, arrays: Mapping[Value, Array]) -> None:
+        """`bind` for many values, where the device can use the host's memory in place."""
+        for value, array in arrays.items():
+            self.bind(value, engine.upload(array))
 
     def feed(self, engine: Engine, inputs: Mapping[Value, Array], scalars: Scalars | None = None) -> None:
         """Let the next run read these arrays: in place where the device can, else in memory of its own.

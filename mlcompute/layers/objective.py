@@ -16,11 +16,12 @@ from mlcompute.tensor import Tensor, TensorDescriptor
 
 def is_loss(layer: Layer) -> bool:
     """Is what the layer computes minimised?"""
-    return _are_losses(type(layer))
+    return are_losses(type(layer))
 
 
 @functools.cache  # of a class with abstract methods, Python asks slowly: large graphs ask it of every layer
-def _are_losses(kind: type[Layer]) -> bool:
+def are_losses(kind: type[Layer]) -> bool:
+    """Is what layers of a class compute minimised?"""
     return issubclass(kind, (LossLayer, ObjectiveLayer))
 
 

@@ -7,7 +7,7 @@ middle of a step, the others still have all values from before it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,19 +16,10 @@ from mlcompute.ops.op import Array
 from mlcompute.runtime.lanes import Lane
 from mlcompute.runtime.storage import Storage
 from mlcompute.runtime.tensor_state import storage_of
-from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
-    from mlcompute.devices.device import Buffer, Engine, Executable
+    from mlcompute.devices.device import Executable
     from mlcompute.runtime.compiled_graph import CompiledGraph
-
-
-class _Kept(NamedTuple):
-    """A tensor that keeps values, where these are in each bank, and what that is on devices."""
-
-    tensor: Tensor
-    views: list[Array]
-    buffers: list[dict[Engine, Buffer]]
 
 
 class AlternatingValues:
@@ -36,9 +27,10 @@ class AlternatingValues:
 
     def __init__(self, compiled: CompiledGraph, lanes: Sequence[Lane]) -> None:
         self._compiled, self._lanes = compiled, lanes
+        #: By lane: tensors that keep values, and where these are in each bank.
         self._kept = [
             [
-                _Kept(entry.tensor, lane.views[entry.tensor], [{} for _ in lane.banks])
+                (entry.tensor, lane.views[entry.tensor])
                 for entry in lane.entries
                 if entry.role != "loss" and entry.tensor.keeps_data
             ]
@@ -46,7 +38,7 @@ class AlternatingValues:
         ]
         #: By lane: storages whose values lie in its banks; and those whose values are copied from there. Found when
         #: there had been so many rebindings; are some in a bank now that were not before?
-        self._found: list[list[tuple[Storage, list[Array], list[dict[Engine, Buffer]]]]] = []
+        self._found: list[list[tuple[Storage, list[Array]]]] = []
         self._elsewhere: list[tuple[Storage, Lane, list[Array]]] = []
         self._found_at, self._is_rebound = -1, False
         #: Executables of this step; and those of steps before: how many rebindings there had been when they were bound.
@@ -80,8 +72,8 @@ class AlternatingValues:
             self._find()
         for lane, found in zip(self._lanes, self._found, strict=True):
             lane.current = coming = lane.coming
-            for storage, views, buffers in found:
-                storage.alternate(views[coming], buffers[coming])
+            for storage, views in found:
+                storage.alternate(views[coming])
         for storage, lane, views in self._elsewhere:
             np.copyto(storage.memory(), views[lane.current], casting="same_kind")
             storage.touched()
@@ -99,20 +91,20 @@ class AlternatingValues:
         self._found_at, self._found, self._elsewhere = Storage.rebindings, [], []
         for lane, kept in zip(self._lanes, self._kept, strict=True):
             found = []
-            for tensor, views, buffers in kept:
+            for tensor, views in kept:
                 storage = storage_of(tensor)
                 is_here = storage.host_memory() is views[lane.current]
                 if not is_here and (storage.is_callers or storage.dtype != lane.dtype):
                     self._elsewhere.append((storage, lane, views))
                     continue
-                found.append((storage, views, buffers))
+                found.append((storage, views))
                 self._is_rebound |= not is_here
             self._found.append(found)
 
     def release(self) -> None:
         """Values that lie in a bank get memory of their own: a step is about to overwrite the bank they lie in."""
         for kept in self._kept:
-            for tensor, views, _ in kept:
+            for tensor, views in kept:
                 storage = storage_of(tensor)
                 if any(storage.host_memory() is view for view in views):
                     storage.memory()  # not to be written where it is: it is copied

@@ -213,17 +213,15 @@ def _look_for_other_devices(state: TensorState, compiled: CompiledGraph) -> None
             compiled.crosses_devices = others.crosses_devices = True
 
 
-def _resident_tensors(session: Session, request: Request) -> dict[Tensor, None]:
-    tensors = dict.fromkeys(session.definition.declared.outputs.values())
-    if request.total is not None:
-        tensors[request.total] = None
-    for node in request.nodes:
-        found = [*node.results, *[source for source in node.sources if state_of(source).storage is not None]]
-        if has_tensors(type(node.layer)):
-            found += [slot.tensor for slot in node.layer.parameters.values()]
-            found += node.layer.statistics.values()
-        for tensor in found:
-            tensors[tensor] = None
+def _resident_tensors(session: Session, request: Request) -> list[Tensor]:
+    """Whatever the graph may hold or change, some of it several times."""
+    index = request.index
+    tensors = [*session.definition.declared.outputs.values(), *index.produced]
+    tensors += [] if request.total is None else [request.total]
+    tensors += [tensor for tensor in index.readers if tensor.keeps_data]
+    for node in index.of_kinds(has_tensors):
+        tensors += [slot.tensor for slot in node.layer.parameters.values()]
+        tensors += node.layer.statistics.values()
     return tensors
 
 

@@ -60,7 +60,7 @@ class CompiledGraph:
         #: Tensors variable-length recurrent layers read the lengths of their sequences from.
         self.lengths = [
             node.sources[-1]
-            for node in request.nodes
+            for node in request.index.of_kinds(lambda kind: issubclass(kind, Recurrent))
             if isinstance(node.layer, Recurrent)
             and node.layer.lengths_at([source.descriptor for source in node.sources]) is not None
         ]
@@ -235,9 +235,12 @@ class CompiledGraph:
 
     def bind(self, executable: Executable, storages: dict[Value, Storage]) -> None:
         """Let an executable work on the newest parameters, statistics and states; it remembers which they are."""
-        executable.bind_all({value: storage.buffer(self.engine) for value, storage in storages.items()})
         if self.shares_memory:
+            executable.bind_all(self.engine, {value: storage.in_place() for value, storage in storages.items()})
             executable.feed(self.engine, self.scalars_of(executable.program).arrays)
+        else:
+            for value, storage in storages.items():
+                executable.bind(value, storage.buffer(self.engine))
         executable.bound_to, executable.bound_at = storages, Storage.changes
 
     def specification(self, program: Program, phases: tuple[str, ...], options: ExecutionOptions) -> RunSpecification:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from operator import attrgetter
 from typing import TYPE_CHECKING, overload
 
 from mlcompute.building.contents import contents_of
+from mlcompute.building.node_index import NodeIndex
 from mlcompute.graph import Graph, Node
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
@@ -131,13 +133,18 @@ class Definition:
 
     def place_loss(self) -> None:
         """Put the loss given to the constructor behind the last layer, as soon as its labels are declared."""
-        if self.learning is not None:
-            self.learning.loss_nodes = self._loss_nodes(self.learning)
+        self.index()
 
-    def _loss_nodes(self, learning: Learning) -> list[Node]:
+    def index(self) -> NodeIndex:
+        """What all nodes read and compute, the loss behind the last layer as soon as its labels are declared."""
+        found = NodeIndex(self.nodes_before_loss())
+        if self.learning is not None:
+            self.learning.loss_nodes = self._loss_nodes(self.learning, found.nodes, found.labels)
+            found.add(self.learning.loss_nodes)
+        return found
+
+    def _loss_nodes(self, learning: Learning, nodes: list[Node], taken: AbstractSet[Tensor]) -> list[Node]:
         loss, function, known = learning.loss_layer, learning.loss_function, learning.loss_nodes
-        nodes = self.nodes_before_loss()
-        taken = {label for node in nodes for label in node.labels}
         labels = [label for label in self.declared.labels.values() if label not in taken]
         if not nodes or (loss is None and function is None):
             return []
@@ -188,13 +195,16 @@ class Definition:
         """Tensors no gradient passes, as the graph itself says."""
         return self.learning.stopped if self.learning is not None else set()
 
-    def updated_tensors(self) -> list[Tensor]:
-        """What an optimizer shall update: parameters of layers and training parameters."""
+    def updated_tensors(self, nodes: Sequence[Node] | None = None) -> list[Tensor]:
+        """What an optimizer shall update: parameters of layers and training parameters.
+
+        nodes   those whose layers have tensors, where they are known
+        """
         if self.learning is None:
             return []
         tensors: dict[Tensor, None] = {}
-        for node in self.nodes():
-            if node.updates and has_tensors(type(node.layer)):
+        for node in self.nodes() if nodes is None else nodes:
+            if node.updates and (nodes is not None or has_tensors(type(node.layer))):
                 for slot in node.layer.parameters.values():
                     if slot.is_updatable:
                         tensors[slot.tensor] = None

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
+from mlcompute.building.node_index import NodeIndex
 from mlcompute.compiler.request import Request
 from mlcompute.enums import GraphCompilationOptions
 from mlcompute.errors import CompileError, GraphError
 from mlcompute.graph import Node
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
-from mlcompute.layers.objective import is_loss
+from mlcompute.layers.objective import are_losses
 from mlcompute.ops.op import Array
 from mlcompute.runtime.definition import Definition, Learning, has_tensors
 from mlcompute.runtime.group_members import group_members
@@ -30,16 +32,15 @@ def make_request(
     later: Sequence[Definition] = (),
 ) -> Request:
     """What to compile. `earlier` and `later` are linked graphs."""
-    definition.place_loss()
-    nodes = definition.nodes()
-    request = Request(nodes=nodes, constants=dict(constants))
-    losses = [node for node in nodes if is_loss(node.layer)]
-    produced = {result for node in nodes for result in node.results}
-    _declare_inputs(request, definition, options, produced, [*earlier, *later], losses)
-    request.label_weights = _weights_by_layer(definition, nodes, losses)
-    request.labels = set(definition.label_tensors()) | {tensor for node in nodes for tensor in node.labels}
+    index = definition.index()
+    nodes = index.nodes
+    request = Request(nodes=nodes, index=index, constants=dict(constants))
+    losses = index.of_kinds(are_losses)
+    _declare_inputs(request, definition, options, [*earlier, *later], losses)
+    request.label_weights = _weights_by_layer(definition, index.labels, losses)
+    request.labels = index.labels.union(definition.label_tensors())
     request.prediction = definition.compared
-    request.minimised = minimised_terms(definition, earlier, later)
+    request.minimised = minimised_terms(definition, index, earlier, later)
     request.total = definition.total() if len(request.minimised) > 1 else None
     last = nodes[-1].results[0] if nodes else None
     request.result = request.total or next(iter(request.minimised), last)
@@ -53,11 +54,10 @@ def make_request(
         ]
     request.fuses = not debugs and GraphCompilationOptions.DISABLE_LAYER_FUSION not in options
     for name, tensor in definition.declared.outputs.items():
-        if tensor not in produced and tensor not in request.inputs and definition.source_of(tensor) is None:
+        if tensor not in index.produced and tensor not in request.inputs and definition.source_of(tensor) is None:
             raise GraphError(f"{definition.who}: output '{name}' is computed by no layer of the graph")
-    for node in nodes:
-        if has_tensors(type(node.layer)):
-            _check_parameters(node.layer)
+    for node in index.of_kinds(has_tensors):
+        _check_parameters(node.layer)
     if definition.learning is not None:
         _add_learning(request, definition, definition.learning, options, earlier, later)
         warn_about_training(request, definition.learning, losses)
@@ -71,14 +71,12 @@ def _declare_inputs(
     request: Request,
     definition: Definition,
     options: GraphCompilationOptions,
-    produced: set[Tensor],
     linked: Sequence[Definition],
     losses: Sequence[Node],
 ) -> None:
-    fed = dict.fromkeys(definition.declared.fed)
-    used = dict.fromkeys([tensor for node in request.nodes for tensor in node.sources + node.labels])
+    fed, produced = dict.fromkeys(definition.declared.fed), request.index.produced
     weights = (node.layer.weights for node in losses if isinstance(node.layer, LossLayer))
-    for tensor in (*used, *(one for one in weights if one is not None)):
+    for tensor in (*request.index.readers, *(one for one in weights if one is not None)):
         # What nobody computes and nobody gave data to must be fed, declared or not.
         if tensor not in produced and state_of(tensor).storage is None:
             if tensor not in fed:
@@ -87,12 +85,11 @@ def _declare_inputs(
     elsewhere = {*request.constants, *definition.kept_inputs()}
     inputs = [tensor for tensor in fed if tensor not in produced and tensor not in elsewhere]
     definition.declared.name_undeclared(inputs)
-    axes = _source_axes(request.nodes, [*inputs, *request.constants])
+    axes = _source_axes(request, [*inputs, *request.constants])
     request.shared = {tensor for tensor, counted in axes.items() if None in counted}
     request.added = {
         tensor
-        for node in request.nodes
-        if _may_add(type(node.layer))
+        for node in request.index.of_kinds(_may_add)
         for index, tensor in enumerate(node.sources)
         if node.layer.adds_source(index) and tensor.descriptor.data_type.is_floating
     }
@@ -153,7 +150,7 @@ def _batch_extent(definition: Definition, inputs: list[Tensor], axes: dict[Tenso
 def input_without_batch(definition: Definition, request: Request) -> Tensor | None:
     """An input whose first axis does not count samples, though it could: another batch size has no meaning for it."""
     inputs = definition.declared.inputs.values()
-    axes = _source_axes(request.nodes, inputs)
+    axes = _source_axes(request, inputs)
     for tensor in inputs:
         could_count = tensor.descriptor.shape[0] != 1 and all(axis == 0 for axis in axes.get(tensor, {0}))
         if could_count and request.inputs.get(tensor) == 0:
@@ -161,12 +158,10 @@ def input_without_batch(definition: Definition, request: Request) -> Tensor | No
     return None
 
 
-def _source_axes(nodes: list[Node], tensors: Iterable[Tensor]) -> dict[Tensor, set[int | None]]:
+def _source_axes(request: Request, tensors: Iterable[Tensor]) -> dict[Tensor, set[int | None]]:
     """Which axes of some tensors count samples, in the eyes of the layers that read them; None: samples share it."""
-    asked, axes = frozenset(tensors), dict[Tensor, set[int | None]]()
-    for node in nodes:
-        if asked.isdisjoint(node.sources):
-            continue
+    axes, readers = dict[Tensor, set[int | None]](), request.index.readers
+    for node in dict.fromkeys(node for tensor in tensors for node in readers.get(tensor, ())):
         descriptors = [source.descriptor for source in node.sources]
         for index, tensor in enumerate(node.sources):
             axes.setdefault(tensor, set()).add(node.layer.source_batch_axis(index, descriptors))
@@ -177,12 +172,13 @@ def _source_axes(nodes: list[Node], tensors: Iterable[Tensor]) -> dict[Tensor, s
 
 
 def minimised_terms(
-    definition: Definition, earlier: Sequence[Definition] = (), later: Sequence[Definition] = ()
+    definition: Definition, index: NodeIndex, earlier: Sequence[Definition] = (), later: Sequence[Definition] = ()
 ) -> list[Tensor]:
     """The tensors whose sum is minimised (where it runs forward only: would be)."""
     read = {t for other in later for node in other.nodes() for t in (*node.sources, *node.labels)}
     return objective_terms(
-        definition.nodes(),
+        index.nodes,
+        index.of_kinds(are_losses),
         before=[node for other in earlier for node in other.nodes()],
         stopped=definition.stopped.union(*(graph.stopped_tensors for graph in definition.graphs)),
         used_elsewhere=read | definition.used_by_caller(),
@@ -215,12 +211,14 @@ def _undeclared_labels(request: Request, definition: Definition, losses: Sequenc
     return {tensor for tensor in request.inputs if tensor not in declared and is_lost.issuperset(users[tensor])}
 
 
-def _weights_by_layer(definition: Definition, nodes: Sequence[Node], loss_nodes: Sequence[Node]) -> dict[Layer, Tensor]:
+def _weights_by_layer(
+    definition: Definition, labels: AbstractSet[Tensor], loss_nodes: Sequence[Node]
+) -> dict[Layer, Tensor]:
     """Which tensor weighs the labels of which loss: its own, or the one declared for the only loss."""
     losses = [node.layer for node in loss_nodes if isinstance(node.layer, LossLayer)]
     weights: dict[Layer, Tensor] = {loss: loss.weights for loss in losses if loss.weights is not None}
     # What is minimised directly has its weights among its labels.
-    taken = {*weights.values(), *(label for node in nodes for label in node.labels)}
+    taken = {*weights.values(), *labels}
     spare = [tensor for tensor in definition.declared.label_weights.values() if tensor not in taken]
     without = [loss for loss in losses if loss not in weights]
     if spare and len(spare) != len(without) and not definition.waits_for_labels:
@@ -257,13 +255,12 @@ def _add_learning(
 ) -> None:
     request.optimizer = learning.optimizer
     request.stopped = learning.stopped
-    request.parameters = [tensor for tensor in definition.updated_tensors() if tensor not in learning.stopped]
+    parameters = definition.updated_tensors(request.index.of_kinds(has_tensors))
+    request.parameters = [tensor for tensor in parameters if tensor not in learning.stopped]
     request.groups = group_members(definition, [*earlier, *later])
     request.user_gradients = {gradient: tensor for tensor, gradient in learning.user_gradients.items()}
     if GraphCompilationOptions.COMPUTE_ALL_GRADIENTS in options or not request.parameters:
-        labels = {t for node in request.nodes for t in node.labels} - {
-            t for node in request.nodes for t in node.sources
-        }
+        labels = request.index.labels - {t for node in request.nodes for t in node.sources}
         request.wanted = [
             tensor
             for tensor in request.inputs

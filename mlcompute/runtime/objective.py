@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 def objective_terms(
     nodes: Sequence[Node],
+    losses: Sequence[Node],
     *,
-    before: Iterable[Node] = (),
+    before: Sequence[Node] = (),
     stopped: AbstractSet[Tensor] = frozenset(),
     used_elsewhere: AbstractSet[Tensor] = frozenset(),
 ) -> list[Tensor]:
@@ -27,18 +28,19 @@ def objective_terms(
     what is computed from it in the end: floating results that nobody consumes. Where layers only look at a loss (a
     comparison, results whose gradient is stopped), the loss itself is minimised.
 
+    losses          those of the nodes that are losses, or come from `minimize`
     before          nodes of earlier linked graphs: their losses may be consumed here
     stopped         tensors no gradient passes
     used_elsewhere  tensors that later linked graphs or the caller's own code go on computing with
     """
     every = [*before, *nodes]
-    losses = {node for node in every if is_loss(node.layer)}
-    if not losses:
+    starts = [*(node for node in before if is_loss(node.layer)), *losses]
+    if not starts:
         return []
     # What stands before the first of them is not computed from any.
-    first = next(index for index, node in enumerate(every) if node in losses)
-    nodes = nodes[max(0, first - (len(every) - len(nodes))) :]
-    reached = reached_from(losses, every[first:], stopped)
+    first = every.index(starts[0])
+    nodes = nodes[max(0, first - len(before)) :]
+    reached = reached_from(set(starts), every[first:], stopped)
     users: defaultdict[Tensor, list[Node]] = defaultdict(list)
     for node in nodes:
         if not reached.isdisjoint((*node.sources, *node.labels)):

@@ -13,8 +13,12 @@ from mlcompute.ops.op import FLOAT32, Array, Shape
 from mlcompute.optimizers.memory import memory_of
 from mlcompute.optimizers.optimizer import Members, Optimizer
 from mlcompute.runtime.storage import Storage
-from mlcompute.runtime.tensor_state import state_of, storage_of
+from mlcompute.runtime.tensor_state import TensorState, state_of, storage_of
 from mlcompute.tensor import Tensor
+
+
+#: What all parameters have of an optimizer without state: such lists are never changed in place, only replaced.
+_STATELESS = TensorState.optimizer_storages
 
 
 class Clock:
@@ -151,21 +155,34 @@ class OptimizerState:
         self._parameters = frozenset(parameters)
         members = {self._groups.get(tensor, ()) for tensor in self._parameters} if self._groups else {()}
         self._follows = bool(self._parameters) and any(self.optimizer.rule(some).followers for some in members)
+        buffers, are_known = self._buffers, bool(self._buffers)
+        starts: dict[tuple[Members, Shape], list[tuple[Shape, float]]] = {}  # parameters of large graphs are alike
         for tensor in self._parameters:
-            state, known = state_of(tensor), self._buffers.get(tensor)
+            state, known = state_of(tensor), buffers.get(tensor) if are_known else None
             if state.has_callers_optimizer_data:
-                self._buffers[tensor] = known = state.optimizer_storages
+                buffers[tensor] = known = state.optimizer_storages
                 self._memory.fresh.pop(tensor, None)
             elif known is None:
-                self._buffers[tensor] = known = [Storage.owning(array) for array in self.initial(tensor)]
+                kind = (self._groups.get(tensor, ()), tensor.descriptor.shape)
+                start = starts.get(kind)
+                if start is None:
+                    start = starts[kind] = self._start_of(*kind)
+                known = [Storage.owning(aligned_full(*one, FLOAT32)) for one in start] if start else _STATELESS
+                buffers[tensor] = known
                 if self._follows and self.rule(tensor).followers:
                     self._memory.fresh[tensor] = None
-            state.optimizer_storages = known
+            if known is not state.optimizer_storages:
+                state.optimizer_storages = known
+
+    def _start_of(self, members: Members, shape: Shape) -> list[tuple[Shape, float]]:
+        """Of the states of a parameter: their shapes, and what their elements are before the first update."""
+        rule = self.optimizer.rule(members)
+        return [(own, rule.initial_state(name)) for name, own in rule.layout(shape).items()]
 
     def initial(self, tensor: Tensor) -> list[Array]:
         """What the state of a parameter is before its first update."""
-        rule = self.rule(tensor)
-        return [aligned_full(shape, rule.initial_state(name), FLOAT32) for name, shape in self.layout(tensor).items()]
+        start = self._start_of(self._groups.get(tensor, ()), tensor.descriptor.shape)
+        return [aligned_full(*one, FLOAT32) for one in start]
 
     def scalars_of(self, settings: Optimizer) -> dict[str, float]:
         """The numbers of the next update, which is about to begin."""

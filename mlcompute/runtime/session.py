@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from mlcompute.building.node_index import NodeIndex
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.request import Request
 from mlcompute.enums import GraphCompilationOptions
@@ -292,8 +293,9 @@ class Session:
                     raise CompileError(f"{self.definition.who}: {tensor!r} has no data")
                 found[value] = storage
             for tensor, values in program.states.items():
-                assert self.state is not None
-                found.update(zip(values, self.state.of(tensor), strict=True))
+                if values:
+                    assert self.state is not None
+                    found.update(zip(values, self.state.of(tensor), strict=True))
             for tensor, value in program.gradient_sums.items():
                 if tensor not in self.gradient_sums:
                     self.gradient_sums[tensor] = Storage.owning(np.zeros(value.shape, value.dtype))
@@ -304,8 +306,10 @@ class Session:
                 found.update(
                     {value: self.in_group.slices.sum_storage(phase, value) for phase, value in program.sums.items()}
                 )
-            overwritten = {value for step in program.steps for value in step.results if value.kind != "temporary"}
-            overwritten.update(value for step in program.steps if not step.op.is_pure for value in overwritten_by(step))
+            overwritten = {value for step in program.steps if not step.op.is_pure for value in overwritten_by(step)}
+            if self.in_group is not None:  # steps write what is exchanged as their results
+                results = (value for step in program.steps for value in step.results)
+                overwritten.update(value for value in results if value.kind != "temporary")
             for value, storage in found.items():
                 if value in overwritten:
                     storage.overwritten_by(self.compiled.clock)
@@ -315,7 +319,7 @@ class Session:
     def minimised(self) -> list[Tensor]:
         """The tensors whose sum is minimised."""
         earlier, later = ([other.definition for other in some] for some in (self.earlier, self.later))
-        return minimised_terms(self.definition, earlier, later)
+        return minimised_terms(self.definition, NodeIndex(self.definition.nodes()), earlier, later)
 
     def name_of(self, tensor: Tensor) -> str:
         """What messages call a tensor."""

@@ -46,6 +46,9 @@ class ShardedState(Storage):
         super().bind(array, is_callers=is_callers)
         self._shards.set_state(self._tensor, self._number, array)
 
+    def in_place(self) -> Array:
+        raise AssertionError("programs of a group read the parts")
+
     def buffer(self, engine: Engine) -> Buffer:
         raise AssertionError("programs of a group read the parts")
 

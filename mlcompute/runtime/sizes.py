@@ -23,7 +23,7 @@ def has_varying_inputs(request: Request) -> bool:
 
 def sizes_of(request: Request, data: Mapping[Tensor, Any]) -> Sizes:
     """The sizes of the data of a call. What may not differ is left to those who read it, and refuse it by name."""
-    labels = {label for node in request.nodes for label in node.labels} | set(request.label_weights.values())
+    labels = request.index.labels.union(request.label_weights.values())
     found: list[tuple[Tensor, Shape]] = []
     for tensor in request.inputs:
         if tensor not in data:

@@ -9,6 +9,7 @@ lost and nothing is copied twice.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Moments of writing, over all storages and devices: the later one has the newer values.
 _moments = itertools.count(1)
+#: What storages have on devices with memory of their own, before there is something.
+_NOWHERE: Mapping[Engine, tuple[Buffer, int]] = {}
 
 
 class Clock:
@@ -54,7 +57,7 @@ class Clock:
 class Storage:
     """Values with a host mirror and a copy per device that has memory of its own."""
 
-    __slots__ = ("__weakref__", "_callers_on", "_clocks", "_host", "_host_moment", "_is_callers", "_own", "_shared")
+    __slots__ = ("__weakref__", "_callers_on", "_clocks", "_host", "_host_moment", "_is_callers", "_is_shared", "_own")
 
     #: Rises whenever a storage is written by the host or gets other memory: as long as it stays, what was bound to a
     #: program is still the newest.
@@ -67,13 +70,14 @@ class Storage:
         self._host_moment = next(_moments)
         #: Memory the caller bound: fetched values are written into it, it is never replaced by another array.
         self._is_callers = is_callers
-        #: Buffers of devices that use the host memory in place.
-        self._shared: dict[Engine, Buffer] = {}
+        #: Do devices use the host memory in place?
+        self._is_shared = False
+        # Most storages of a large graph leave these as they are: they are replaced, never changed in place.
         #: Buffers of devices with memory of their own, and the moment of the values that were last sent there.
-        self._own: dict[Engine, tuple[Buffer, int]] = {}
+        self._own: Mapping[Engine, tuple[Buffer, int]] = _NOWHERE
         #: Devices whose buffer is the caller's.
         self._callers_on: AbstractSet[Engine] = frozenset()
-        self._clocks: list[Clock] = []
+        self._clocks: tuple[Clock, ...] = ()
 
     @staticmethod
     def owning(array: Array) -> Storage:
@@ -125,8 +129,7 @@ class Storage:
         engine, moment = self._newest_device() if self._own else (None, 0)
         if engine is not None and moment > self._moment_of_host():
             if not self._is_callers or not self._host.flags.writeable:
-                self._host, self._is_callers = np.empty_like(self._host), False
-                self._shared = {}
+                self._host, self._is_callers, self._is_shared = np.empty_like(self._host), False, False
             self._own[engine][0].read(self._host)
             self._host_moment = moment
         return self._host
@@ -145,20 +148,19 @@ class Storage:
 
     def bind(self, array: Array, *, is_callers: bool = False) -> None:
         """Other host memory, with the values it holds."""
-        self._host, self._is_callers = array, is_callers
+        self._host, self._is_callers, self._is_shared = array, is_callers, False
         self._host_moment = next(_moments)
-        self._shared = {}
-        for engine in self._callers_on:  # memory the caller bound before keeps the values it has
-            del self._own[engine]
-        self._callers_on = frozenset()
+        if self._callers_on:  # memory the caller bound before keeps the values it has
+            self._own = {engine: own for engine, own in self._own.items() if engine not in self._callers_on}
+            self._callers_on = frozenset()
         Storage.has_changed()
 
-    def alternate(self, array: Array, buffers: dict[Engine, Buffer]) -> None:
-        """Newer values in other memory that only runs write, and what it is on devices that share it.
+    def alternate(self, array: Array) -> None:
+        """Newer values in other memory that only runs write.
 
         What the host writes from now on goes into memory of its own: the array is read-only.
         """
-        self._host, self._is_callers, self._shared = array, False, buffers
+        self._host, self._is_callers = array, False
         self._host_moment = next(_moments)
 
     @staticmethod
@@ -172,35 +174,38 @@ class Storage:
     def overwritten_by(self, clock: Clock) -> None:
         """Runs of a compiled graph will overwrite the values, and its clock tells when."""
         if clock not in self._clocks:
-            self._clocks.append(clock)
+            self._clocks = (*self._clocks, clock)
             self._watch()
+
+    def in_place(self) -> Array:
+        """The newest values in host memory, for a device that computes there."""
+        array = self.array()
+        for clock in self._clocks:
+            if not clock.is_retired:  # nobody writes what is only read
+                array = self.memory()
+                break
+        self._is_shared = True
+        self._watch()
+        return array
 
     def buffer(self, engine: Engine) -> Buffer:
         """The newest values on a device, sent there if need be."""
         if engine not in self._own:
-            # nobody writes what is only read
-            array = self.memory() if not all(clock.is_retired for clock in self._clocks) else self.array()
-            buffer = self._shared.get(engine)
-            if buffer is None:
-                buffer = engine.wrap(array)
-                if buffer is not None:
-                    self._shared[engine] = buffer
-            if buffer is not None:
-                self._watch()
-                return buffer
-            self._own[engine] = (engine.allocate(self.nbytes), 0)
+            if engine.wrap(self._host) is not None:
+                return engine.upload(self.in_place())
+            self._own = {**self._own, engine: (engine.allocate(self.nbytes), 0)}
             self._watch()
         buffer, _ = self._own[engine]
         newest = max(self._moment_of_host(), self._newest_device()[1])
         if self._moment_on(engine) < newest:
             buffer.write(self.array())
-            self._own[engine] = (buffer, newest)
+            self._own = {**self._own, engine: (buffer, newest)}
         return buffer
 
     def place(self, engine: Engine, buffer: Buffer, *, is_callers: bool = False) -> None:
         """Let the copy on a device lie in other memory of it, perhaps the caller's own; the values stay."""
         self.array()
-        self._own[engine] = (buffer, 0)
+        self._own = {**self._own, engine: (buffer, 0)}
         self._callers_on = (self._callers_on - {engine}) | ({engine} if is_callers else set())
         Storage.has_changed()
         self._watch()
@@ -220,7 +225,7 @@ class Storage:
         """Clocks of runs that other devices must hear of: where all share the host's memory, none."""
         for clock in self._clocks if self._own else ():
             is_own = any(engine in self._own for engine in clock.engines)
-            if any(engine not in clock.engines for engine in self._own) or (is_own and self._shared):
+            if any(engine not in clock.engines for engine in self._own) or (is_own and self._is_shared):
                 clock.is_watched = True
 
     def copy(self) -> Storage:
@@ -236,7 +241,8 @@ class Storage:
         """When the values on a device with memory of its own were written."""
         buffer, sent = self._own[engine]
         moment = max([sent, *self._ticks(engine)])
-        self._own[engine] = (buffer, moment)
+        if moment != sent:
+            self._own = {**self._own, engine: (buffer, moment)}
         return moment
 
     def _ticks(self, engine: Engine | None) -> list[int]:
@@ -245,9 +251,8 @@ class Storage:
             found = [clock for clock in self._clocks if not any(one in self._own for one in clock.engines)]
         else:
             found = [clock for clock in self._clocks if engine in clock.engines]
-        for clock in found:
-            if clock.is_retired:
-                self._clocks.remove(clock)
+        if any(clock.is_retired for clock in found):
+            self._clocks = tuple([clock for clock in self._clocks if not (clock.is_retired and clock in found)])
         return [clock.moment for clock in found]
 
     def _newest_device(self) -> tuple[Engine | None, int]:

@@ -200,6 +200,21 @@ class TensorState:
         )
 
 
+def _reserve(state: TensorState, *names: str) -> None:
+    """Let every state have room for some attributes, as Python plans it from what the first object of a class is given.
+
+    One that is set later than in the first states would cost each of them a dictionary of its own.
+    """
+    for name in names:
+        setattr(state, name, None)
+
+
+_reserve(
+    TensorState(),
+    *("storage", "unscaled", "feature_axis", "producer", "graph_reference"),
+    *("resident_references", "device", "optimizer_storages"),
+)
+
 #: The state of a tensor.
 state_of: Callable[[Tensor], TensorState] = attrgetter("_state")
 

@@ -210,14 +210,9 @@ class CpuExecutable(Executable):
         if self._arrays.get(value) is not array:
             self._bind_array(value, array)
 
-    def bind_all(self, buffers: Mapping[Value, Buffer]) -> None:
-        known, arrays = self._arrays, dict[Value, Array]()
-        for value, buffer in buffers.items():
-            array = buffer.host
-            assert array is not None
-            if known.get(value) is not array:
-                arrays[value] = array
-        self._bind_arrays(arrays)
+    def bind_all(self, engine: Engine, arrays: Mapping[Value, Array]) -> None:
+        known = self._arrays
+        self._bind_arrays({value: array for value, array in arrays.items() if known.get(value) is not array})
 
     def feed(self, engine: Engine, inputs: Mapping[Value, Array], scalars: Scalars | None = None) -> None:
         for value, array in (inputs if scalars is None else {**inputs, **scalars.arrays}).items():
@@ -248,7 +243,7 @@ class CpuExecutable(Executable):
             return
         addresses = [address_of(array) for array in arrays.values()]
         self._arrays.update(arrays)
-        self._bound.update(zip(arrays, addresses, strict=True))
+        self._bound = {value: address for value, address in self._bound.items() if value not in arrays}
         values = list(arrays)
         known = np.zeros(max(value.index for value in values) + 1, np.int64)
         known[numbers_of(values)] = addresses
@@ -256,9 +251,9 @@ class CpuExecutable(Executable):
         given = known[numbers]
         bound = given != 0
         self._words[words[bound]] = (given + offsets)[bound]
-        for value in arrays.keys() & self._setters.keys():
-            for offset, setter in self._setters[value]:
-                setter(self._bound[value] + offset)
+        for value in self._setters:
+            for offset, setter in self._setters[value] if value in arrays else ():
+                setter(int(known[value.index]) + offset)
 
     def _array(self, value: Value) -> Array:
         """A value as a NumPy array over the memory it lies in."""
