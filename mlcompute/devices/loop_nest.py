@@ -25,6 +25,8 @@ import numpy as np
 from mlcompute.ops.op import Shape, Step, Value
 
 Strides = tuple[int, ...]
+#: An operand without its memory: offset, shape, strides and type.
+Form = tuple[int, Shape, Strides, "np.dtype[Any]"]
 
 #: Fewer rows than this are not shared among threads as rows: some threads would have none.
 MIN_SHARED_ROWS = 8
@@ -81,38 +83,37 @@ class Operands:
         workspaces: dict[Step, Value] | None = None,
         threads: int = 1,
     ) -> None:
-        #: What each view shows; every other value owns its memory.
-        self.views: dict[Value, Operand] = {}
+        #: What each view shows: the value that owns the memory, and all else. Every other value owns its memory.
+        self.views: dict[Value, tuple[Value, Form]] = {}
         self._workspaces = workspaces or {}
         #: Threads that will share each kernel.
         self.threads = threads
         found = self.views
-        known: dict[Hashable, tuple[int, Strides]] = {}  # the layers of a deep network are alike
+        known: dict[Hashable, Form] = {}  # the layers of a deep network are alike
         for step in steps:
             if step.op.is_view and (result := step.results[0]) in views:
                 source = step.inputs[0]
-                shape = result.shape
-                shown = found.get(source)
+                base, form = found.get(source) or (source, None)
+                # Steps, and so their attributes, live longer than the keys. Steps that are alike mostly share them.
+                look = source.shape if form is None else id(form)
+                key = (step.op, look, result.shape, id(step.attributes), id(result.dtype))
+                shown = known.get(key)
                 if shown is None:
-                    key: Hashable = (step.op, source.shape, shape, *step.attributes.values())
-                else:
-                    key = (step.op, shown[1:4], shape, *step.attributes.values())
-                lies = known.get(key)
-                if lies is None:
-                    offset, strides = (0, dense_strides(source.shape)) if shown is None else (shown[1], shown[3])
-                    lies = known[key] = _viewed(step, offset, strides)
-                found[result] = Operand(source if shown is None else shown[0], lies[0], shape, lies[1], result.dtype)
+                    offset, strides = (0, dense_strides(source.shape)) if form is None else (form[0], form[2])
+                    offset, strides = _viewed(step, offset, strides)
+                    shown = known[key] = (offset, result.shape, strides, result.dtype)
+                found[result] = (base, shown)
 
     def __getitem__(self, value: Value) -> Operand:
         view = self.views.get(value)
         if view is not None:
-            return view
+            return Operand(view[0], *view[1])
         return Operand(value, 0, value.shape, dense_strides(value.shape), value.dtype)
 
     def base(self, value: Value) -> Value:
         """The value that owns the memory a value lies in."""
         view = self.views.get(value)
-        return value if view is None else view.base
+        return value if view is None else view[0]
 
     def workspace(self, step: Step, offset: int, nbytes: int) -> Operand:
         """Part of the workspace planned for a step, as bytes."""

@@ -176,7 +176,7 @@ def _prepare(session: Session, compiled: CompiledGraph) -> None:
             state_of(tensor).wait_for_runs()
     executable = compiled.executable(program)
     compiled.bind(executable, session.storages(program))
-    executable.prepare(tuple(dict.fromkeys(step.phase for step in program.steps)))
+    executable.prepare(tuple(program.phases))
     for style in _styles(session)[1:]:
         passes = compiled.built(compiled.get(style, program.batch_size))
         for phase in passes.program.phases:

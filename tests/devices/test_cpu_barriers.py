@@ -46,7 +46,7 @@ def program(seed: int) -> tuple[Calls, Memory, Array]:
     memory = np.array([rng.choice(values).index for _ in range(first[-1])])
     plan = MemoryPlan(placements=places)
     can_fail = np.array([rng.random() < 0.2 for _ in which])
-    calls = Calls(entries, [list(range(count)) for count in counts], steps, which, first[:-1], memory)
+    calls = Calls(entries, [list(range(count)) for count in counts], steps, which, first[:-1], memory, np.zeros(len(steps), np.int64))
     return calls, Memory(plan, memory), can_fail
 
 
@@ -119,6 +119,7 @@ def test_much_that_is_touched_is_not_looked_through() -> None:
     entry: Any = SimpleNamespace(layout=SimpleNamespace(touches=touches), cost=1e6, in_pieces=False)
     step: Any = SimpleNamespace(op=SimpleNamespace(is_pure=True))
     numbers = np.array([value.index for value in values])
-    calls = Calls([entry], [[0]], [step] * 2000, np.zeros(2000, np.int64), np.arange(2000), numbers)
+    zeros = np.zeros(2000, np.int64)
+    calls = Calls([entry], [[0]], [step] * 2000, zeros, np.arange(2000), numbers, zeros)
     turns = schedule(calls, Memory(MemoryPlan(), numbers), np.zeros(2000, np.bool_), THREADS)
     assert np.flatnonzero(turns).tolist() == [choices._MOST_TOUCHED + 1, 2 * choices._MOST_TOUCHED + 2, 1539]

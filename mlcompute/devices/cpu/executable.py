@@ -19,7 +19,7 @@ from mlcompute.devices.cpu.kernels.widened import widened_entries
 from mlcompute.devices.cpu.onednn.first_product import first_product
 from mlcompute.devices.cpu.runtime.calls import ByEntry, Calls, Memory, numbers_of
 from mlcompute.devices.cpu.runtime.entry import Entry
-from mlcompute.devices.cpu.runtime.like_steps import Kind, Kinds, LikeSteps
+from mlcompute.devices.cpu.runtime.like_steps import Kinds, LikeSteps
 from mlcompute.devices.cpu.runtime.memory import address_of
 from mlcompute.devices.cpu.runtime.schedule import schedule, useful_threads
 from mlcompute.devices.cpu.runtime.threads import ALONE, BARRIER_WORDS, FAILED, FLUSH, team_codes
@@ -60,8 +60,19 @@ class CpuExecutable(Executable):
 
     def _build(self) -> None:
         program = self.program
-        self._operands = Operands(program.steps, program.plan.views, program.plan.workspaces, self._threads)
-        self._calls, self._memory = self._made()
+        views = program.plan.views
+        shown, steps, phases = list[Step](), list[Step](), list[str]()
+        for step in program.steps:
+            if step.op.is_view and step.results[0] in views:
+                shown.append(step)
+            else:
+                steps.append(step)
+                phases.append(step.phase)
+        self._operands = Operands(shown, views, program.plan.workspaces, self._threads)
+        #: Phases that have steps besides views, by number.
+        self._phases = list(dict.fromkeys(phases))
+        number_of = {phase: number for number, phase in enumerate(self._phases)}
+        self._calls, self._memory = self._made(steps, np.array([number_of[phase] for phase in phases], np.int64))
         by_entry = self._calls.by_entry()
         entries = [entry for entry, _, _ in by_entry]
         codes = [entry.code for entry in entries]
@@ -88,29 +99,31 @@ class CpuExecutable(Executable):
         self._views: dict[Value, Array] = {}
         self._bind_arrays(program.constants)
         self._tapes: dict[tuple[str, ...], list[_Segment]] = {}
-        #: Steps that only the first thread runs.
-        self._alone: list[Step] = []
+        #: Calls that only the first thread runs.
+        self._alone: list[Array] = []
 
-    def _made(self) -> tuple[Calls, Memory]:
-        """The calls of all steps in order, and where memory lies."""
+    def _made(self, steps: list[Step], phases: Array) -> tuple[Calls, Memory]:
+        """The calls of all steps in order, and where memory lies.
+
+        phases   of each step, by number
+        """
         plan = self.program.plan
-        steps = [step for step in self.program.steps if not (step.op.is_view and step.results[0] in plan.views)]
-        kinds, first, memory = LikeSteps(self._operands, plan.workspaces, self._kinds).kinds(steps, _entries)
-        self._steps = list(zip(steps, kinds, strict=True))
-        own: dict[Kind, int] = {}
-        numbers = np.array([own.setdefault(kind, len(own)) for kind in kinds], np.int64)
-        each = [kind.entries or () for kind in own]
+        kinds, numbers, first, memory = LikeSteps(self._operands, plan.workspaces, self._kinds).kinds(steps, _entries)
+        #: Steps besides views, the kinds they are of, and which one each is of.
+        self._steps, self._kinds_of_steps, self._kind_numbers = steps, kinds, numbers
+        each = [kind.entries or () for kind in kinds]
         counts = np.array([len(entries) for entries in each], np.int64)
         rows = np.repeat(np.arange(len(steps)), counts[numbers])
         ends = np.cumsum(counts[numbers])
         entry = (np.cumsum(counts) - counts)[numbers[rows]] + np.arange(len(rows)) - (ends - counts[numbers])[rows]
         calls = Calls(
             [entry for entries in each for entry in entries],
-            [places for kind in own for places in kind.places],
+            [places for kind in kinds for places in kind.places],
             steps if len(rows) == len(steps) and (counts == 1).all() else [steps[row] for row in rows.tolist()],
             entry,
             first[rows],
             memory,
+            phases[rows],
         )
         lies = Memory(plan, memory)
         read = lies.table()
@@ -118,7 +131,7 @@ class CpuExecutable(Executable):
         read[numbers_of(list(plan.workspaces.values()))] = True
         #: Steps without a kernel, and how many calls there are before each.
         self._without: list[tuple[int, Step]] = []
-        for kind, number in own.items():
+        for number, kind in enumerate(kinds):
             for row in np.flatnonzero(numbers == number).tolist() if kind.entries is None else ():
                 self._without.append((int(ends[row]), steps[row]))
                 read[numbers_of([self._operands.base(value) for value in steps[row].inputs])] = True
@@ -176,17 +189,22 @@ class CpuExecutable(Executable):
         patches = np.concatenate(outside, axis=1)
         self._outside = patches[:, np.argsort(patches[0], kind="stable")]
         #: The same by value, of those that were bound one by one.
-        self._patches: dict[Value, list[tuple[int, int]]] = {}
+        self._patches: dict[Value, list[tuple[int, int]] | tuple[Array, Array]] = {}
 
     @property
     def kernels(self) -> dict[Step, str]:  # type: ignore[override]  # nobody sets it
         """How each step is run, for people to read."""
-        return {step: kind.texts[0] for step, kind in self._steps}
+        return self._texts(0)
 
     @property
     def notes(self) -> dict[Step, str]:  # type: ignore[override]
         """How threads share each step."""
-        return {step: kind.texts[1] for step, kind in self._steps} | dict.fromkeys(self._alone, "one thread")
+        alone = {self._calls.steps[row]: "one thread" for rows in self._alone for row in rows.tolist()}
+        return self._texts(1) | alone
+
+    def _texts(self, which: int) -> dict[Step, str]:
+        texts = [kind.texts[which] for kind in self._kinds_of_steps]
+        return {step: texts[number] for step, number in zip(self._steps, self._kind_numbers.tolist(), strict=True)}
 
     # Addresses --------------------------------------------------------------------------------------------------
 
@@ -229,9 +247,14 @@ class CpuExecutable(Executable):
         patches = self._patches.get(value)
         if patches is None:
             begin, end = np.searchsorted(self._outside[0], (value.index, value.index + 1))
-            patches = self._patches[value] = list(map(tuple, self._outside[1:, begin:end].T.tolist()))
-        for index, offset in patches:
-            self._words[index] = address + offset
+            words, offsets = self._outside[1:, begin:end]
+            few = list(zip(words.tolist(), offsets.tolist(), strict=True)) if len(words) < _FEW else None
+            patches = self._patches[value] = (words, offsets) if few is None else few
+        if isinstance(patches, tuple):  # what very many calls read, as updates read the learning rate
+            self._words[patches[0]] = address + patches[1]
+        else:
+            for index, offset in patches:
+                self._words[index] = address + offset
         for offset, setter in self._setters.get(value, ()):
             setter(address + offset)
 
@@ -287,10 +310,7 @@ class CpuExecutable(Executable):
             return [segment for phase in key for segment in self._segments((phase,))]
         if segments is None:
             segments = []
-            if len(self._calls.steps) and not {step.phase for step in self.program.steps} <= set(phases):
-                rows = np.flatnonzero([step.phase in phases for step in self._calls.steps])
-            else:
-                rows = np.arange(len(self._calls))
+            rows = np.flatnonzero(np.isin(self._calls.phases, self._numbers_of(phases)))
             begin = 0
             for before, step in [*self._without, (len(self._calls), None)]:
                 if step is not None and step.phase not in phases:
@@ -304,19 +324,21 @@ class CpuExecutable(Executable):
             self._tapes[key] = segments  # only now: memory may not have sufficed for all of them
         return segments
 
+    def _numbers_of(self, phases: Sequence[str]) -> list[int]:
+        return [number for number, phase in enumerate(self._phases) if phase in phases]
+
     def _native(self, rows: Array) -> _Segment:
         """Some of the calls in one call of native code."""
         calls = self._calls.only(rows)
         threads = useful_threads(float(calls.costs().sum()), self._threads)
         turns = schedule(calls, self._memory, self._status_of[rows] != 0, threads)
         alone = (turns & ALONE) != 0
-        self._alone += [step for step, single in zip(calls.steps, alone.tolist(), strict=True) if single]
+        self._alone.append(rows[alone])
         # Columns: the kernel, where its arguments lie, whether threads wait, where it says that it failed.
         tape = np.zeros((len(calls), 4), np.int64)
         tape[:, 0] = np.array([self._kernels.get(entry, 0) for entry in calls.entries], np.int64)[calls.which]
         tape[:, 1] = address_of(self._words) + 8 * self._starts[rows]
-        tape[:, 2] = turns
-        tape[:, 2] |= np.array([FLUSH if step.phase == "update" else 0 for step in calls.steps], np.int64)
+        tape[:, 2] = turns | np.where(np.isin(calls.phases, self._numbers_of(["update"])), FLUSH, 0)
         tape[:, 3] = self._status_of[rows]
         library = onednn.load()
         first_product.wait()

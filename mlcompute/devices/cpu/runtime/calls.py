@@ -55,6 +55,7 @@ class Calls:
     which    of each call: the number of its entry
     first    of each call: where the values of its step begin
     memory   the numbers of the memory that those values lie in
+    phases   of each call: the number of its phase
     """
 
     def __init__(
@@ -65,9 +66,10 @@ class Calls:
         which: Array,
         first: Array,
         memory: Array,
+        phases: Array,
     ) -> None:
         self.entries, self.places, self.steps = entries, places, steps
-        self.which, self.first, self.memory = which, first, memory
+        self.which, self.first, self.memory, self.phases = which, first, memory, phases
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -90,7 +92,8 @@ class Calls:
         """Some of the calls."""
         steps = self.steps
         chosen = steps if len(rows) == len(steps) else [steps[row] for row in rows.tolist()]
-        return Calls(self.entries, self.places, chosen, self.which[rows], self.first[rows], self.memory)
+        which, first, phases = self.which[rows], self.first[rows], self.phases[rows]
+        return Calls(self.entries, self.places, chosen, which, first, self.memory, phases)
 
     def costs(self) -> Array:
         """Estimated nanoseconds of each call on one thread."""
