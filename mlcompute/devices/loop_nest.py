@@ -25,8 +25,8 @@ import numpy as np
 from mlcompute.ops.op import Shape, Step, Value
 
 Strides = tuple[int, ...]
-#: An operand without its memory: offset, shape, strides and type.
-Form = tuple[int, Shape, Strides, "np.dtype[Any]"]
+#: What an operand is apart from its memory: offset, strides, shape and type.
+Form = tuple[int, Strides, Shape, "np.dtype[Any]"]
 
 #: Fewer rows than this are not shared among threads as rows: some threads would have none.
 MIN_SHARED_ROWS = 8
@@ -88,26 +88,30 @@ class Operands:
         self._workspaces = workspaces or {}
         #: Threads that will share each kernel.
         self.threads = threads
-        found = self.views
-        known: dict[Hashable, Form] = {}  # the layers of a deep network are alike
+        #: By what a view step, its source and its result look like: the layers of a deep network are alike.
+        self._forms: dict[Hashable, Form] = {}
         for step in steps:
-            if step.op.is_view and (result := step.results[0]) in views:
-                source = step.inputs[0]
-                base, form = found.get(source) or (source, None)
-                # Steps, and so their attributes, live longer than the keys. Steps that are alike mostly share them.
-                look = source.shape if form is None else id(form)
-                key = (step.op, look, result.shape, id(step.attributes), id(result.dtype))
-                shown = known.get(key)
-                if shown is None:
-                    offset, strides = (0, dense_strides(source.shape)) if form is None else (form[0], form[2])
-                    offset, strides = _viewed(step, offset, strides)
-                    shown = known[key] = (offset, result.shape, strides, result.dtype)
-                found[result] = (base, shown)
+            if step.op.is_view and step.results[0] in views:
+                self.add_view(step)
+
+    def add_view(self, step: Step) -> None:
+        """A step whose result needs no memory, after those that make what it shows. It outlives the operands."""
+        source, result = step.inputs[0], step.results[0]
+        known = self.views.get(source)
+        look = source.shape if known is None else id(known[1])
+        # Steps that are alike mostly share their attributes.
+        key = (step.op, look, result.shape, id(step.attributes), id(result.dtype))
+        form = self._forms.get(key)
+        if form is None:
+            offset, strides = (0, dense_strides(source.shape)) if known is None else known[1][:2]
+            form = self._forms[key] = (*_viewed(step, offset, strides), result.shape, result.dtype)
+        self.views[result] = (source if known is None else known[0], form)
 
     def __getitem__(self, value: Value) -> Operand:
         view = self.views.get(value)
         if view is not None:
-            return Operand(view[0], *view[1])
+            base, (offset, strides, shape, dtype) = view
+            return Operand(base, offset, shape, strides, dtype)
         return Operand(value, 0, value.shape, dense_strides(value.shape), value.dtype)
 
     def base(self, value: Value) -> Value:

@@ -60,15 +60,14 @@ class CpuExecutable(Executable):
 
     def _build(self) -> None:
         program = self.program
-        views = program.plan.views
-        shown, steps, phases = list[Step](), list[Step](), list[str]()
+        views, steps, phases = program.plan.views, list[Step](), list[str]()
+        self._operands = Operands((), views, program.plan.workspaces, self._threads)
         for step in program.steps:
             if step.op.is_view and step.results[0] in views:
-                shown.append(step)
+                self._operands.add_view(step)
             else:
                 steps.append(step)
                 phases.append(step.phase)
-        self._operands = Operands(shown, views, program.plan.workspaces, self._threads)
         #: Phases that have steps besides views, by number.
         self._phases = list(dict.fromkeys(phases))
         number_of = {phase: number for number, phase in enumerate(self._phases)}

@@ -228,14 +228,25 @@ def _inside(attributes: dict[str, Any]) -> Hashable:
         others = _printed({name: value for name, value in attributes.items() if name not in _INSIDE})
     if others is None:
         return None
-    steps = attributes["steps"]
-    values = [*attributes["inputs"], *[value for step in steps for value in step.results]]
-    numbers = {value: number for number, value in enumerate(values)}
+    numbers: dict[Value, int] = {}
+    for value in attributes["inputs"]:
+        numbers[value] = len(numbers)
     found: list[Hashable] = [others]
-    for step in steps:
-        printed = _printed(step.attributes) if step.attributes else ""
-        if printed is None:
-            return None
-        found += (step.op, printed, tuple([numbers[value] for value in step.inputs]))
-        found += map(_SHAPE_AND_TYPE, step.results)
-    return tuple(found), tuple([numbers[value] for value in attributes["stored"]])
+    add = found.append
+    for step in attributes["steps"]:
+        add(step.op)
+        if step.attributes:
+            printed = _printed(step.attributes)
+            if printed is None:
+                return None
+            add(printed)
+        for value in step.inputs:
+            add(numbers[value])
+        for value in step.results:
+            numbers[value] = len(numbers)
+            add(value.shape)
+            add(value.dtype)
+    add("stored")
+    for value in attributes["stored"]:
+        add(numbers[value])
+    return tuple(found)
