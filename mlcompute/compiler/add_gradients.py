@@ -35,7 +35,7 @@ def add_gradients(steps: list[Step], context: Context) -> list[Step]:
         seeds[value] = seeds[value] + fed if value in seeds else fed
     sources = [values[tensor] for tensor in (*request.parameters, *request.wanted) if tensor in values]
     stopped = {values[tensor] for tensor in request.stopped if tensor in values}
-    gradients = differentiate(trace, seeds, sources, stopped)
+    gradients = differentiate(trace, seeds, sources, stopped, read=set(values.values()))
     for value, gradient in gradients.items():
         if gradient.kind == "input":
             # Fed memory is the caller's; a gradient that may be read later needs its own.

@@ -100,7 +100,7 @@ BY_TOKEN, BY_TOKEN_GRADIENT, JOINED_GRADIENT = (
 
 def attention_by_token(steps: list[Step], context: Context) -> list[Step]:
     """Attention and its gradient, where the device supports that, in the forms above."""
-    if not any(step.op.name == "attention" for step in steps):
+    if "attention" not in context.index(steps).op_names:
         return steps
     run = _Rewriting(context)
     for step in steps:

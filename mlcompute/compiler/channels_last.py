@@ -33,7 +33,7 @@ _MOVES = ("take", "take_gradient", "slice", "slice_gradient", "pad")
 
 def channels_last(steps: list[Step], context: Context) -> list[Step]:
     """Values keep their names; images inside a region get channels-last twins."""
-    if not any(step.op.name in _IMAGE_OPS for step in steps):
+    if context.index(steps).op_names.isdisjoint(_IMAGE_OPS):
         return steps
     run = _Layout(context)
     for step in steps:

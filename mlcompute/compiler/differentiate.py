@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from mlcompute.ops.op import Op, Shape, Step, Trace, Value, no_derivative
+from mlcompute.ops.matmul_and_convolution import MatmulOfTransposed
+from mlcompute.ops.op import TABLE, Op, Shape, Step, Trace, Value, no_derivative
+
+_MATMUL, _TRANSPOSE, _MATMUL_OF_TRANSPOSED = TABLE["matmul"], TABLE["transpose"], MatmulOfTransposed()
 
 
 def differentiate(
@@ -17,16 +20,19 @@ def differentiate(
     seeds: Mapping[Value, Value],
     wanted: Iterable[Value],
     stopped: AbstractSet[Value] = frozenset(),
+    read: AbstractSet[Value] | None = None,
 ) -> dict[Value, Value]:
     """Gradients of everything between `wanted` and `seeds`.
 
     seeds     the gradients to start from, e.g. {loss: ones}; a value both seeded and computed adds up
     wanted    values whose gradient somebody needs; only paths that reach one of them are followed
     stopped   values the gradient does not pass: steps that produced them are left out
+    read      values besides these whose gradients are asked for, so that others need not have one; None: all are
     returns   value -> its gradient, for every value on those paths
     """
     forward = list(trace.steps)
     reaches = set(wanted)
+    joined = {} if read is None else _with_transposes(forward, [reaches, seeds, stopped, read])
     for step in forward:
         if not reaches.isdisjoint(step.inputs) and step.op.name != "stop_gradient":
             for value in step.results:
@@ -46,12 +52,41 @@ def differentiate(
         if dy.count(None) == len(dy):
             continue
         trace.layer = step.layer
+        if step.op is _MATMUL and step in joined:
+            step = joined[step]
+            inputs = step.inputs
         for value, part in zip(inputs, derivatives.of(step, dy), strict=True):
             if part is not None and value in reaches:
                 known = gradients.get(value)
                 gradients[value] = part if known is None else known + part
     trace.layer = layer
     return gradients
+
+
+def _with_transposes(forward: Sequence[Step], known: Sequence[Container[Value]]) -> dict[Step, Step]:
+    """Matmuls by transposed matrices -> both as one step, where nobody knows or reads the transposed matrix otherwise.
+
+    Else the gradient of a layer's weights would be computed transposed, and be transposed back.
+    """
+    matrices = {
+        step.results[0]: step.inputs[0]
+        for step in forward
+        if step.op is _TRANSPOSE
+        and step.attributes["axes"] == (1, 0)
+        and not any(step.results[0] in values for values in known)
+    }
+    readers: dict[Value, Step | None] = {}
+    reads_none = matrices.keys().isdisjoint
+    for step in forward:
+        if not reads_none(step.inputs):
+            for value in matrices.keys() & step.inputs:
+                is_factor = step.op is _MATMUL and step.inputs[0] is not value and value not in readers
+                readers[value] = step if is_factor else None
+    return {
+        step: Step(_MATMUL_OF_TRANSPOSED, (step.inputs[0], matrices[value]), step.results, {}, step.layer)
+        for value, step in readers.items()
+        if step is not None
+    }
 
 
 @dataclass(eq=False)

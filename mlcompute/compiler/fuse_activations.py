@@ -124,9 +124,10 @@ def _mask_shape(rows: int, columns: int) -> tuple[int, int]:
 
 def fuse_activations(steps: list[Step], context: Context) -> list[Step]:
     """Matmuls together with activations of their results and with slopes, where the device can do both at once."""
-    if not any(step.op.name in ("relu", "gelu", "gelu_gradient") for step in steps):
+    index = context.index(steps)
+    if index.op_names.isdisjoint(("relu", "gelu", "gelu_gradient")):
         return steps
-    fusion = _Fusion(context, context.index(steps))
+    fusion = _Fusion(context, index)
     for step in steps:
         fusion.add(step)
     replaced = fusion.replaced

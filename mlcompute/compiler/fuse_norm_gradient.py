@@ -15,9 +15,9 @@ def fuse_norm_gradient(steps: list[Step], context: Context) -> list[Step]:
     Where scale is constant over the summed axes, all sums are those two: one step computes all gradients. Another
     order of sums would round otherwise, and all styles must agree: what is fused does not depend on the style.
     """
-    gradients = [step for step in steps if step.op.name == "normalize_gradient" and len(step.inputs) == 3]
-    if not gradients:
+    if "normalize_gradient" not in context.index(steps).op_names:
         return steps
+    gradients = [step for step in steps if step.op.name == "normalize_gradient" and len(step.inputs) == 3]
     run = _NormGradients(steps, context)
     for step in gradients:
         run.try_step(step)

@@ -47,7 +47,7 @@ def core_of(step: Step) -> Step:
 
 def fuse_normalization(steps: list[Step], context: Context) -> list[Step]:
     """Every normalisation with the elementwise steps around it as a single step."""
-    if not any(step.op.name in CORES for step in steps):
+    if context.index(steps).op_names.isdisjoint(CORES):
         return steps
     steps = _gradients_first(steps, context)
     run = _Fusion(steps, context)

@@ -14,6 +14,11 @@ class Index:
         self.steps = steps
 
     @cached_property
+    def op_names(self) -> frozenset[str]:
+        """Names of the ops there are: a pass about others has nothing to look for."""
+        return frozenset({op.name for op in {step.op for step in self.steps}})
+
+    @cached_property
     def makers(self) -> dict[Value, Step]:
         """Value -> the step that computes it; inputs, parameters and constants have none."""
         return {value: step for step in self.steps for value in step.results}

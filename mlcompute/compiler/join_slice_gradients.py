@@ -12,9 +12,10 @@ from mlcompute.ops.op import TABLE, Step, Value
 
 def join_slice_gradients(steps: list[Step], context: Context) -> list[Step]:
     """Sums of `slice_gradient` that meet along one axis become `concatenate`, where nobody reads a part of the sum."""
-    if sum(step.op.name == "slice_gradient" for step in steps) < 2:
+    index = context.index(steps)
+    if "slice_gradient" not in index.op_names:
         return steps
-    index, readable = context.index(steps), context.readable
+    readable = context.readable
     replaced: dict[Step, Step | None] = {}
     for step in reversed(steps):  # the last of several sums first
         if step.op.name == "add" and step not in replaced:

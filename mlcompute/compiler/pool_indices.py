@@ -19,12 +19,12 @@ from mlcompute.ops.pooling import MOST_PLACES, PLACES
 
 def pool_indices(steps: list[Step], context: Context) -> list[Step]:
     """Indices instead of the source, wherever the gradient pass then has no reader of a pooling's source left."""
-    pools = [step for step in steps if step.op.name == "max_pool" and step.phase == "forward"]
-    if not pools:
+    if "max_pool" not in context.index(steps).op_names:
         return steps
     run = _PoolIndices(steps, context)
-    for pool in pools:
-        run.consider(pool)
+    for step in steps:
+        if step.op.name == "max_pool" and step.phase == "forward":
+            run.consider(step)
     if not run.replaced:
         return steps
     return [new for step in steps for new in run.replaced.get(step, [step])]

@@ -23,7 +23,10 @@ _MOST_OPS = 16
 
 def recompute_normalized(steps: list[Step], context: Context) -> list[Step]:
     """Reads of normalised values in the gradient pass, and of what follows from them alone, become reads of x."""
-    index, readable = context.index(steps), context.readable
+    index = context.index(steps)
+    if "normalize" not in index.op_names:
+        return steps
+    readable = context.readable
     inserted: dict[Step, list[Step]] = {}  # before which step
     replaced: dict[Step, dict[Value, Value]] = {}  # reader -> what it reads instead
     for step in steps:

@@ -94,6 +94,8 @@ def _parts(values: tuple[Any, ...], cell: str) -> tuple[tuple[Any, ...], tuple[A
 def recurrent_reserve(steps: list[Step], context: Context) -> list[Step]:
     """Recurrent steps, and their gradients, in the forms above where the device wants that."""
     index = context.index(steps)
+    if index.op_names.isdisjoint(("lstm", "rnn")):
+        return steps
     replaced: dict[Step, Step] = {}
     for step in steps:
         if step.op.name not in ("lstm", "rnn") or step.attributes["has_lengths"]:

@@ -13,14 +13,16 @@ _MATMUL, _TRANSPOSE = TABLE["matmul"], TABLE["transpose"]
 def transpose_matmul(steps: list[Step], context: Context) -> list[Step]:
     """(a b)ᵀ -> bᵀ aᵀ wherever a matmul is used only transposed, in every style alike."""
     transposes = [step for step in steps if step.op is _TRANSPOSE]
-    if not transposes:
+    swapped = {
+        source: step
+        for step in transposes
+        if (source := step.inputs[0]).kind == "temporary" and step.attributes["axes"] == _swapped(source.rank)
+    }
+    products = {step.results[0] for step in steps if step.op is _MATMUL and step.results[0] in swapped}
+    if not products:
         return steps
-    products, readable = {step.results[0] for step in steps if step.op is _MATMUL}, context.readable
-    swapped: dict[Value, Step] = {}
-    for step in transposes:
-        source = step.inputs[0]
-        if source in products and source not in readable and step.attributes["axes"] == _swapped(source.rank):
-            swapped[source] = step
+    products -= context.readable
+    swapped = {source: step for source, step in swapped.items() if source in products}
     if not swapped:
         return steps
     is_elsewhere = frozenset(swapped).isdisjoint

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.fuse_elementwise import FUSED_ASSIGN
-from mlcompute.ops.op import Step, inner_steps, overwritten_by
+from mlcompute.ops.op import Step, Value, inner_steps, overwritten_by
 
 
 def unmerge_aliased_updates(steps: list[Step], context: Context) -> list[Step]:
     """Fused updates whose inputs alias what they overwrite, as the steps they consist of."""
-    aliases = context.index(steps).aliases
+    aliases: dict[Value, Value] = {}  # views of what may be overwritten
     broken: dict[Step, tuple[Step, ...]] = {}
     for step in steps:
-        if step.op is FUSED_ASSIGN:
+        op = step.op
+        if op.is_view:
+            source = step.inputs[0]
+            if source.kind != "temporary":
+                aliases[step.results[0]] = source
+            elif source in aliases:
+                aliases[step.results[0]] = aliases[source]
+        elif op is FUSED_ASSIGN:
             shown = [aliases[value] for value in step.inputs if value in aliases]
             if shown and not set(shown).isdisjoint(overwritten_by(step)):
                 broken[step] = inner_steps(step)

@@ -58,11 +58,28 @@ class Matmul(Op):
     @staticmethod
     def derivative(dy: Value, y: Value, a: Value, b: Value) -> tuple[Value, Value]:
         da = sum_to(matmul(dy, transpose(b)), a.shape)
-        if b.rank == 2 and a.rank > 2:
-            # One matrix for the whole batch: one product over all rows instead of one per sample and a sum.
-            rows = math.prod(y.shape[:-1])
-            a, dy = reshape(a, (rows, a.shape[-1])), reshape(dy, (rows, dy.shape[-1]))
+        if b.rank == 2:
+            a, dy = _as_rows(a), _as_rows(dy)
         return da, sum_to(matmul(transpose(a), dy), b.shape)
+
+
+class MatmulOfTransposed(Op):
+    """y = a wᵀ of a matrix w.   derivative: dy w and dyᵀ a, of which none has to be transposed back
+
+    No step has this op: a matmul and the transpose before it are differentiated as if they were one.
+    """
+
+    name = "matmul_of_transposed"
+    family = "contraction"
+
+    @staticmethod
+    def derivative(dy: Value, y: Value, a: Value, w: Value) -> tuple[Value, Value]:
+        return matmul(dy, w), matmul(transpose(_as_rows(dy)), _as_rows(a))
+
+
+def _as_rows(x: Value) -> Value:
+    """x as a matrix. One for the whole batch: one product over all rows instead of one per sample and a sum."""
+    return x if x.rank == 2 else reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
 
 
 def matmul(a: Value, b: Value) -> Value:

@@ -211,3 +211,35 @@ def test_a_step_that_reads_a_value_twice_is_not_like_one_that_reads_two() -> Non
     memory = interpret(trace, {x: a, w: b})
     np.testing.assert_allclose(memory[gradients[x]], 2 * a + b, rtol=1e-6)
     np.testing.assert_allclose(memory[gradients[w]], 2 * b + a, rtol=1e-6)
+
+
+def test_weights_that_a_matmul_reads_transposed_get_their_gradient_as_they_lie() -> None:
+    trace = Trace()
+    x, w = feed(trace, (2, 5, 3)), feed(trace, (4, 3), "parameter")
+    y = ops.matmul(x, ops.transpose(w))
+    gradients = differentiate(trace, {y: ones(trace, y)}, [x, w], read={y})
+    verify_steps(trace.steps)
+    made = [step for step in trace.steps if step.phase == "gradient"]
+    transposed = [step.inputs[0].shape for step in made if step.op.name == "transpose"]
+    assert transposed == [(10, 4)]
+    data = {x: numbers((2, 5, 3)), w: numbers((4, 3), 1)}
+    memory = interpret(trace, data)
+    np.testing.assert_allclose(memory[gradients[x]], np.ones((2, 5, 4)) @ data[w], rtol=1e-5)
+    np.testing.assert_allclose(memory[gradients[w]], np.ones((4, 10)) @ data[x].reshape(10, 3), rtol=1e-5)
+
+
+@pytest.mark.parametrize("reader", ["a second matmul", "an addition", "somebody", "all", "the first factor"])
+def test_a_transposed_matrix_that_is_read_otherwise_keeps_its_gradient(reader: str) -> None:
+    trace = Trace()
+    x, w = feed(trace, (3, 3)), feed(trace, (3, 3), "parameter")
+    turned = ops.transpose(w)
+    y = ops.matmul(turned if reader == "the first factor" else x, turned)
+    if reader == "a second matmul":
+        y = ops.matmul(y, turned)
+    elif reader == "an addition":
+        y = y + turned
+    read = None if reader == "all" else {turned, y} if reader == "somebody" else {y}
+    gradients = differentiate(trace, {y: ones(trace, y)}, [w], read=read)
+    assert turned in gradients
+    memory = interpret(trace, {x: numbers((3, 3)), w: numbers((3, 3), 1)})
+    np.testing.assert_array_equal(memory[gradients[w]], memory[gradients[turned]].T)
