@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from dataclasses import dataclass
 from operator import attrgetter
 
 #: Arena offsets are multiples of a cache line, so that vector loads never straddle two for no reason.
@@ -12,36 +13,38 @@ MOST_SORTED_BLOCKS = 1000
 WASTE = 0.02
 
 
-class Block:
-    """Memory that is needed from one step to another; a value, or several that take it over from each other."""
+@dataclass(slots=True)
+class Placement:
+    """Where memory lies in the arena, and from which step to which it must stay."""
 
-    __slots__ = ("first", "last", "nbytes", "offset", "size")
-
-    def __init__(self, nbytes: int, first: int, last: int) -> None:
-        self.nbytes = nbytes
-        self.size = -(-nbytes // ALIGNMENT) * ALIGNMENT or ALIGNMENT
-        self.first = first
-        self.last = last
-        self.offset = 0
+    offset: int
+    nbytes: int
+    first: int
+    last: int
 
 
-def assign_offsets(blocks: list[Block], reuse: bool = True) -> None:
-    """Set the offsets of all blocks, which come in the order of their first steps."""
+def assign_offsets(blocks: list[Placement], reuse: bool = True, guard: int = 0) -> None:
+    """Set the offsets of all blocks, which come in the order of their first steps.
+
+    guard   bytes that stay free after each of them
+    """
+    different = {block.nbytes for block in blocks}
+    sizes = {nbytes: -(-(nbytes + guard) // ALIGNMENT) * ALIGNMENT or ALIGNMENT for nbytes in different}
     if not reuse:
         end = 0
         for block in blocks:
-            block.offset, end = end, end + block.size
+            block.offset, end = end, end + sizes[block.nbytes]
         return
-    end, busiest = _in_order(blocks)
+    end, busiest = _in_order(blocks, sizes)
     if end <= busiest * (1 + WASTE) or len(blocks) > MOST_SORTED_BLOCKS:
         return
     offsets = [block.offset for block in blocks]
-    if _by_size(blocks) > end:
+    if _by_size(blocks, sizes) > end:
         for block, offset in zip(blocks, offsets, strict=True):
             block.offset = offset
 
 
-def _in_order(blocks: list[Block]) -> tuple[int, int]:
+def _in_order(blocks: list[Placement], sizes: dict[int, int]) -> tuple[int, int]:
     """Step by step, each block into the smallest gap that holds it. Gives the arena's size and the most in use."""
     free = _FreeList()
     take, give_back = free.take, free.give_back
@@ -50,30 +53,32 @@ def _in_order(blocks: list[Block]) -> tuple[int, int]:
     gone = next(ending, None)
     for block in blocks:
         while gone is not None and gone.last < block.first:  # it has begun: no block ends before it begins
-            give_back(gone.offset, gone.size)
-            used -= gone.size
+            size = sizes[gone.nbytes]
+            give_back(gone.offset, size)
+            used -= size
             gone = next(ending, None)
-        block.offset = take(block.size)
-        used += block.size
+        size = sizes[block.nbytes]
+        block.offset = take(size)
+        used += size
         if used > busiest:
             busiest = used
     return free.end, busiest
 
 
-def _by_size(blocks: list[Block]) -> int:
+def _by_size(blocks: list[Placement], sizes: dict[int, int]) -> int:
     """The largest first, each into the lowest gap that is free all the time it is needed. Gives the arena's size."""
-    placed: list[Block] = []
+    placed: list[Placement] = []
     end = 0
-    for block in sorted(blocks, key=lambda block: -block.size):
-        offset = 0
+    for block in sorted(blocks, key=lambda block: -sizes[block.nbytes]):
+        offset, size = 0, sizes[block.nbytes]
         for other in placed:  # in the order of their offsets
             if other.first <= block.last and block.first <= other.last:
-                if other.offset >= offset + block.size:
+                if other.offset >= offset + size:
                     break
-                offset = max(offset, other.offset + other.size)
+                offset = max(offset, other.offset + sizes[other.nbytes])
         block.offset = offset
         bisect.insort(placed, block, key=lambda block: block.offset)
-        end = max(end, offset + block.size)
+        end = max(end, offset + size)
     return end
 
 

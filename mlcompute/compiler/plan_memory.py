@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlcompute.compiler.assign_offsets import Block, assign_offsets
+from mlcompute.compiler.assign_offsets import Placement, assign_offsets
 from mlcompute.compiler.index import views_of
-from mlcompute.ops.op import Shape, Step, Value
+from mlcompute.ops.op import Step, Value
 
 if TYPE_CHECKING:
     from mlcompute.compiler.context import Context
@@ -25,15 +26,6 @@ _PRODUCTS = (
     "matmul", "matmul_epilogue", "matmul_relu", "matmul_gelu", "matmul_relu_gradient", "matmul_gelu_gradient",
     "matmul_bias_gradient",
 )  # fmt: skip
-
-
-class Placement(NamedTuple):
-    """Where an arena value lies and from which step to which it must stay."""
-
-    offset: int
-    nbytes: int
-    first: int
-    last: int
 
 
 @dataclass(eq=False)
@@ -103,21 +95,19 @@ def planned(
     views       `views_of(steps)`, where that is known
     """
     plan = MemoryPlan(views=views_of(steps) if views is None else views)
-    blocks, placed = _Lifetimes(steps, plan, guard, workspace, takes_over=reuse and not guard).found(keep, rerunnable)
+    lifetimes = _Lifetimes(steps, plan, workspace, takes_over=reuse and not guard)
+    blocks = lifetimes.found(keep, rerunnable)
+    ends = [block.last for block in blocks]
     if lingers or products_linger:
         products = {index for index, step in enumerate(steps) if products_linger and _is_large_product(step)}
         for block in blocks:
             block.last += products_linger if block.last in products else lingers if block.nbytes <= _SMALL else 0
-    assign_offsets(blocks, reuse)
-    plan.placements = {
-        value: Placement(block.offset, nbytes, first, last) for value, block, nbytes, first, last in placed
-    }
-    plan.nbytes = max((block.offset + block.nbytes for block in blocks), default=0)
+    assign_offsets(blocks, reuse, guard)
+    for block, end in zip(blocks, ends, strict=True):
+        block.last = end
+    lifetimes.place()
+    plan.nbytes = max((block.offset + block.nbytes + guard for block in blocks), default=0)
     return plan
-
-
-#: A value, the block it lies in, its bytes, its first and its last step.
-_Placed = tuple[Value, Block, int, int, int]
 
 
 class _Lifetimes:
@@ -127,73 +117,72 @@ class _Lifetimes:
     """
 
     def __init__(
-        self,
-        steps: list[Step],
-        plan: MemoryPlan,
-        guard: int,
-        workspace: Callable[[Step], int] | None,
-        *,
-        takes_over: bool,
+        self, steps: list[Step], plan: MemoryPlan, workspace: Callable[[Step], int] | None, *, takes_over: bool
     ) -> None:
-        self.steps, self.plan, self.guard, self.workspace = steps, plan, guard, workspace
+        self.steps, self.plan, self.workspace = steps, plan, workspace
         self.takes_over = takes_over
-        self.last: dict[Value, int] = {}  # the last step that reads a value; views prolong what they show
-        self.taken: dict[Value, Block] = {}  # value whose block goes on as another one's -> the block
-        self.blocks: list[Block] = []
-        self.placed: list[_Placed] = []
-        self.sizes: dict[tuple[Shape, np.dtype[Any]], int] = {}  # bytes by type: large programs have few of them
+        self.values: list[Value] = []  # what needs memory, from the last to the first, and where it will lie
+        self.places: list[Placement] = []
+        #: Where values lie that take over memory from each other, and the block of memory that is.
+        self.parts: list[tuple[Placement, Placement]] = []
 
-    def found(self, keep: Iterable[Value], rerunnable: bool) -> tuple[list[Block], list[_Placed]]:
-        """Blocks and values in the order of their making."""
-        steps, views, last, workspace = self.steps, self.plan.views, self.last, self.workspace
-        # Past the last step: never given back, never taken over.
-        last.update({views.get(value, value): len(steps) for value in keep})
+    def found(self, keep: Iterable[Value], rerunnable: bool) -> list[Placement]:
+        """Blocks of memory, a value's or that of several, in the order of their first steps."""
+        steps, views, workspace = self.steps, self.plan.views, self.workspace
+        values, places, parts = self.values, self.places, self.parts
+        blocks: list[Placement] = []
+        taken: dict[Value, Placement] = {}  # value whose memory goes on as another one's -> the block
+        # The last step that reads a value; views prolong what they show. Behind all steps: it is never given back.
+        last = {views.get(value, value): len(steps) for value in keep}
         if rerunnable:
             last.update(dict.fromkeys(_between_phases(steps, views), len(steps)))
         for index in range(len(steps) - 1, -1, -1):
             step = steps[index]
-            results = step.results
-            if results and results[0] in views:
+            op, results = step.op, step.results
+            if op.is_view and results[0] in views:
                 last.setdefault(views[results[0]], index)
                 continue
             needed = workspace(step) if workspace is not None else 0
             if needed:
-                buffer = self.plan.workspaces[step] = _workspace(step, index, needed)
-                self.blocks.append(Block(needed + self.guard, index, index))
-                self.placed.append((buffer, self.blocks[-1], needed, index, index))
-            if results:
-                self._place(step, index)
+                values.append(self.plan.workspaces.setdefault(step, _workspace(step, index, needed)))
+                places.append(Placement(0, needed, index, index))
+                blocks.append(places[-1])
+            # What reads the results is known already.
+            in_place = _in_place(step, last, views) if op.elementwise and results and self.takes_over else None
+            for value in results if len(results) == 1 else reversed(results):
+                if value.kind != "temporary":
+                    continue
+                place = block = Placement(0, prod(value.shape) * value.dtype.itemsize, index, last.get(value, index))
+                values.append(value)
+                places.append(place)
+                if taken and value in taken:
+                    block = taken.pop(value)
+                    block.first = index
+                    parts.append((place, block))
+                if in_place and value in in_place:
+                    if block is place:
+                        block = Placement(0, place.nbytes, index, place.last)
+                        parts.append((place, block))
+                    taken[in_place[value]] = block  # as many bytes as the result has
+                else:
+                    blocks.append(block)
             for value in step.inputs:
                 if value.kind == "temporary":
-                    last.setdefault(views.get(value, value), index)
-        if self.taken:  # memory of values that no step makes
-            self.blocks += self.taken.values()
-            self.blocks.sort(key=lambda block: -block.first)
-        self.blocks.reverse()
-        self.placed.reverse()
-        return self.blocks, self.placed
+                    if value in views:
+                        value = views[value]
+                    if value not in last:
+                        last[value] = index
+        if taken:  # memory of values that no step makes
+            blocks += taken.values()
+            blocks.sort(key=lambda block: -block.first)
+        blocks.reverse()
+        return blocks
 
-    def _place(self, step: Step, index: int) -> None:
-        """Blocks of a step's results; what reads them is known already."""
-        last, taken = self.last, self.taken
-        in_place = _in_place(step, last, self.plan.views) if self.takes_over and step.op.elementwise else {}
-        for value in reversed(step.results):
-            if value.kind != "temporary":
-                continue
-            end = last.get(value, index)
-            nbytes = self.sizes.get((value.shape, value.dtype))
-            if nbytes is None:
-                nbytes = self.sizes[value.shape, value.dtype] = value.nbytes
-            block = taken.pop(value, None) if taken else None
-            if block is None:
-                block = Block(nbytes + self.guard, index, end)
-            else:
-                block.first = index
-            if value in in_place:
-                taken[in_place[value]] = block  # as many bytes as the result has
-            else:
-                self.blocks.append(block)
-            self.placed.append((value, block, nbytes, index, end))
+    def place(self) -> None:
+        """Tell the plan where values lie, in the order of their making, once blocks have their offsets."""
+        for place, block in self.parts:
+            place.offset = block.offset
+        self.plan.placements = dict(zip(reversed(self.values), reversed(self.places), strict=True))
 
 
 def _is_large_product(step: Step) -> bool:
@@ -270,19 +259,19 @@ def _between_phases(steps: list[Step], views: dict[Value, Value]) -> list[Value]
 def _in_place(step: Step, last: Mapping[Value, int], views: dict[Value, Value]) -> dict[Value, Value]:
     """Results -> inputs that nobody reads later and whose memory they may take over, element by element."""
     taken: dict[Value, Value] = {}
-    free = [v for v in step.inputs if v not in last and v.kind == "temporary" and v not in views]
+    free: list[Value] = []
+    viewed: list[Value] = []  # what is read through a view, too, is read where elements do not line up
+    for value in step.inputs:
+        if value in views:
+            viewed.append(views[value])
+        elif value not in last and value.kind == "temporary" and value not in free:
+            free.append(value)
     if not free:
         return taken
-    free = list(dict.fromkeys(free))
-    if not views.keys().isdisjoint(step.inputs):
-        # What is read through a view too is read where elements do not line up.
-        viewed = {views[value] for value in step.inputs if value in views}
-        free = [value for value in free if value not in viewed]
     for result in step.results:
-        if not free:
-            break
         for value in free:
-            if value.shape == result.shape and value.dtype.itemsize == result.dtype.itemsize and result.size:
+            lines_up = value.shape == result.shape and value.dtype.itemsize == result.dtype.itemsize
+            if lines_up and value not in viewed and result.size:
                 taken[result] = value
                 free.remove(value)
                 break

@@ -92,20 +92,18 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool]) -> list[Step]:
     # Only what matters to steps that move is watched: what they read, what is overwritten, and the views of that.
     ready = {value: -1 for step in moving for value in step.inputs}
     overwritten = {step: overwritten_by(step) for step in steps if not step.op.is_pure}
-    shown = {value: value for values in overwritten.values() for value in values}
-    last_read = dict.fromkeys(shown, -1)
-    last_written = dict.fromkeys(shown, -1)
+    shown = {value: _Memory() for values in overwritten.values() for value in values}
     coming = iter(moving)
     moves_next = next(coming)
-    shows_none = shown.keys().isdisjoint
     for step in steps:
-        inputs = step.inputs
-        read = () if shows_none(inputs) else [shown[value] for value in inputs if value in shown]
+        inputs, op = step.inputs, step.op
         if step is moves_next:
-            limits = [ready[value] for value in inputs]
-            limits += [last_written[root] for root in read]
-            limits += [last_read[root] for root in overwritten.get(step, ())]
-            slot = max(limits, default=-1)
+            slot = max([ready[value] for value in inputs], default=-1)
+            for value in inputs:
+                if value in shown:
+                    slot = max(slot, shown[value].written)
+            for value in overwritten.get(step, ()):
+                slot = max(slot, shown[value].read)
             slots.append(slot)
             latest.append(len(fixed) - 1)
             moves_next = next(coming, step)
@@ -115,14 +113,16 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool]) -> list[Step]:
         for value in step.results:
             if value in ready:
                 ready[value] = slot
-        if read:
-            for root in read:
-                if last_read[root] < slot:
-                    last_read[root] = slot
-            if step.op.is_view:
-                shown[step.results[0]] = read[0]
-            for root in overwritten.get(step, ()):  # an assign names what it overwrites among its inputs
-                last_written[root] = slot
+        for value in inputs:
+            memory = shown.get(value)
+            if memory is not None:
+                if memory.read < slot:
+                    memory.read = slot
+                if op.is_view:
+                    shown[step.results[0]] = memory
+        if not op.is_pure:
+            for value in overwritten[step]:
+                shown[value].written = slot
     _as_late_as_useful(moving, shown, slots, latest)
     after: dict[int, list[Step]] = {}
     for step, slot in zip(moving, slots, strict=True):
@@ -135,12 +135,21 @@ def move_early(steps: list[Step], moves: Callable[[Step], bool]) -> list[Step]:
     return scheduled
 
 
-def _as_late_as_useful(moving: list[Step], shown: dict[Value, Value], slots: list[int], latest: list[int]) -> None:
+class _Memory:
+    """What is overwritten, and seen through views: the slots of its last reader and its last writer so far."""
+
+    __slots__ = ("read", "written")
+
+    def __init__(self) -> None:
+        self.read = self.written = -1
+
+
+def _as_late_as_useful(moving: list[Step], shown: dict[Value, _Memory], slots: list[int], latest: list[int]) -> None:
     """Delay each step to its first consumer (and to no overwriting of what it reads): results live shorter."""
     if not any(step.op.is_pure for step in moving):
         return  # they only overwrite
     needed: dict[Value, int] = {}
-    overwritten: dict[Value, int] = {}
+    overwritten: dict[_Memory, int] = {}
     for index in range(len(moving) - 1, -1, -1):
         step, slot = moving[index], slots[index]
         if step.op.is_pure:
@@ -148,10 +157,10 @@ def _as_late_as_useful(moving: list[Step], shown: dict[Value, Value], slots: lis
             if limits:
                 limits.append(latest[index])
                 read = [shown[value] for value in step.inputs if value in shown]
-                limits += [overwritten[root] for root in read if root in overwritten]
+                limits += [overwritten[memory] for memory in read if memory in overwritten]
                 slot = slots[index] = max(slot, min(limits))
         for target in overwritten_by(step):
-            overwritten[target] = slot
+            overwritten[shown[target]] = slot
         for value in step.inputs:
             if needed.get(value, slot) >= slot:
                 needed[value] = slot

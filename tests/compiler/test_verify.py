@@ -85,7 +85,7 @@ def test_old_views_of_overwritten_memory() -> None:
 
 
 def moved(plan: MemoryPlan, value: Value, **fields: int) -> None:
-    plan.placements[value] = plan.placements[value]._replace(**fields)
+    plan.placements[value] = dataclasses.replace(plan.placements[value], **fields)
 
 
 BROKEN_PLANS: list[tuple[str, Callable[[MemoryPlan, dict[str, Value]], object], str]] = [

@@ -9,6 +9,7 @@ dies with it.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import mmap
 import sys
 from collections.abc import Mapping
@@ -61,7 +62,7 @@ def guarded_plan(program: Program, engine: Cpu, side: str) -> tuple[MemoryPlan, 
     places = list(plan.placements.items())
     room = Guarded([place.nbytes for _, place in places], side)
     for (value, place), offset in zip(places, room.offsets, strict=True):
-        plan.placements[value] = place._replace(offset=offset)
+        plan.placements[value] = dataclasses.replace(place, offset=offset)
     plan.nbytes = room.memory.size
     return plan, room
 
