@@ -7,6 +7,7 @@ silent is known by its rank, one that failed is heard by everybody in its own wo
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -314,6 +315,9 @@ class MessageExchange(Exchange):
         """This process ends: whoever still waits for it is told."""
         if self._failed is None and not self._is_closed:
             self._is_closed = True
+            # MPI ends after the interpreter, which gives its memory back before: what others say until then is still
+            # written into the headers that are waited for.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
             self._send_all(Kind.LEAVE, b"")
 
     def _tell(self, message: str) -> None:

@@ -6,6 +6,7 @@ MLCOMPUTE_TEST_KILLS says how many kills the long ones try, instead of 200.
 """
 
 import contextlib
+import gc
 import os
 import random
 import re
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -34,6 +36,16 @@ ROUNDS = os.path.join(os.path.dirname(__file__), "rounds.py")
 KILLS = int(os.environ.get("MLCOMPUTE_TEST_KILLS", "200"))
 #: How much slower than on a quiet machine things may be.
 PATIENCE = float(os.environ.get("MLCOMPUTE_TEST_PATIENCE", "3"))
+
+
+def test_what_others_may_still_write_is_never_given_back():
+    """MPI ends after the interpreter: a farewell that came then was written into memory that was somebody else's."""
+    groups = mlc.Group.local(2)
+    exchanges = [weakref.ref(group.exchange) for group in groups]
+    groups[0].exchange.leave()
+    del groups
+    gc.collect()
+    assert [one() is not None for one in exchanges] == [True, False]
 
 
 def killed(what, moment, path):

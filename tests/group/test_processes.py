@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 
 import pytest
 
@@ -19,7 +20,9 @@ pytest.importorskip("mpi4py", reason="the extra 'mpi' is not installed")
 
 PROGRAM = os.path.join(os.path.dirname(__file__), "program.py")
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-ENVIRONMENT = {**os.environ, "PYTHONPATH": ROOT, "MLCOMPUTE_NUM_THREADS": "1"}
+#: By what processes that these tests have started are known, beside those of tests that run at the same time.
+MARK = uuid.uuid4().hex
+ENVIRONMENT = {**os.environ, "PYTHONPATH": ROOT, "MLCOMPUTE_NUM_THREADS": "1", "STARTED_BY_TEST": MARK}
 
 
 def launch(size, *arguments, seconds=60):
@@ -210,17 +213,14 @@ def test_processes_that_srun_starts_share_the_cores_of_their_node(monkeypatch, t
 
 
 def left_behind():
-    """Processes that run the program."""
+    """Processes that tests of this file have started here, and that still run."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            with open(f"/proc/{name}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-            with open(f"/proc/{name}/stat") as file:
-                state = file.read().rpartition(")")[2].split()[0]
+            with open(f"/proc/{name}/environ", "rb") as file:
+                is_ours = MARK.encode() in file.read()
         except OSError:
             continue
-        is_ours = any(word.startswith(os.path.dirname(PROGRAM).encode()) for word in words)
-        if is_ours and b"launch" not in words and b"-n" not in words and state != "Z":
+        if is_ours and is_running(name):
             found.append(int(name))
     return found
