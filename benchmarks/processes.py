@@ -14,8 +14,11 @@ process is bound to a core of its own: machines lend cores of different speeds, 
     group              all train together
     torch, DDP         PyTorch in each process alone, and in all together
 
-Efficiency is the rate of all divided by the sum of what each does alone; of more than four processes, four others are
-alone in every round, and count for all. BENCHMARK_BIND=0 lets the system choose cores.
+Efficiency is the rate of all divided by the sum of what each does alone in the same round, the median over the rounds:
+a machine that is faster for some seconds is so for both. All turns are equally long: the median of shorter ones would
+know less of what disturbs a step every now and then, and those who are alone would seem faster than they are. Of more
+than four processes, four others are alone in every round, and count for all. BENCHMARK_BIND=0 lets the system choose
+cores.
 """
 
 from __future__ import annotations
@@ -118,7 +121,7 @@ def measured(turns: Mapping[str, Turn], start: Start, rank: int, size: int, roun
                 for one in range(min(size, MOST_ALONE)):
                     start.wait()
                     if rank == (number * MOST_ALONE + one) % size:
-                        found[kind][-1] = steps_for(turn.step, max(seconds / MOST_ALONE, 0.05))
+                        found[kind][-1] = steps_for(turn.step, seconds)
                 continue
             start.wait()
             found[kind].append(steps_of(turn) if turn.together else steps_for(turn.step, seconds))
@@ -267,12 +270,12 @@ def joined(found: Sequence[Rates], batch: int) -> Rates:
 
 
 def row(name: str, processes: int, rates: Rates) -> str:
-    """A line of the table: medians over the rounds, in brackets the fastest round."""
+    """A line of the table: medians over the rounds, in brackets by the fastest rounds."""
 
     def efficiency(kind: str) -> str:
         one = rates["torch" if kind == "DDP" else "alone"]
-        middle, fastest = (of(rates[kind]) / of(one) for of in (statistics.median, max))
-        return f"{middle:.2f} ({fastest:.2f})"
+        middle = statistics.median(all_ / alone for all_, alone in zip(rates[kind], one, strict=True))
+        return f"{middle:.2f} ({max(rates[kind]) / max(one):.2f})"
 
     cells = [name, str(processes)]
     for kind in KINDS:
@@ -297,7 +300,7 @@ def compare(
     """Print a table as it grows; all numbers, by workload and number of processes."""
     results: dict[str, dict[int, Rates]] = {name: {} for name in names}
     print("Samples per second (of one process alone: medians, and from the slowest round to the fastest),")
-    print("efficiency by medians, in brackets by the fastest rounds.")
+    print("efficiency: the median over rounds, in brackets by the fastest rounds.")
     print(f"| workload | processes | {' | '.join(KINDS)} | ratio |")
     print("| " + "--- | " * (len(KINDS) + 3))
     for count in counts:

@@ -255,6 +255,12 @@ def test_rates_of_processes_are_joined() -> None:
     assert row("net", 2, rates) == line
 
 
+def test_efficiency_of_processes_is_that_of_each_round() -> None:
+    """A machine that is three times as fast in one round as in another is so for all that is compared in it."""
+    rates = {"alone": [100.0, 300.0, 200.0], "group": [95.0, 150.0, 180.0]}
+    assert row("net", 2, rates) == "| net | 2 | 100 (50 to 150) | - | - | 150, 0.90 (0.60) | - | - | - |"
+
+
 def test_processes_take_turns(tmp_path, capsys) -> None:
     pytest.importorskip("mpi4py", reason="the extra 'mpi' is not installed")
     path = tmp_path / "found.json"
