@@ -223,10 +223,8 @@ def compile_programs(
 def _finished(steps: list[Step], context: Context) -> Program:
     program = context.program
     steps = _transformed(steps, context, PASSES[_DIFFERS:])
-    constants = context.trace.constants
-    is_without = constants.keys().isdisjoint
-    used = {value for step in steps if not is_without(step.inputs) for value in step.inputs} | program.kept
-    program.constants = {value: array for value, array in constants.items() if value in used}
+    read = program.plan.constants | program.kept
+    program.constants = {value: array for value, array in context.trace.constants.items() if value in read}
     if debugs("verify"):
         verify_program(program)
     return program

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
-import numpy as np
-
 from mlcompute.ops.matmul_and_convolution import MatmulOfTransposed
-from mlcompute.ops.op import TABLE, Op, Shape, Step, Trace, Value, no_derivative
+from mlcompute.ops.op import TABLE, Kind, PatternStep, Step, Trace, Value, no_derivative
 
 _MATMUL, _TRANSPOSE, _MATMUL_OF_TRANSPOSED = TABLE["matmul"], TABLE["transpose"], MatmulOfTransposed()
 
@@ -82,23 +81,27 @@ def _with_transposes(forward: Sequence[Step], known: Sequence[Container[Value]])
             for value in matrices.keys() & step.inputs:
                 is_factor = step.op is _MATMUL and step.inputs[0] is not value and value not in readers
                 readers[value] = step if is_factor else None
-    return {
-        step: Step(_MATMUL_OF_TRANSPOSED, (step.inputs[0], matrices[value]), step.results, {}, step.layer)
-        for value, step in readers.items()
-        if step is not None
-    }
+    joined: dict[Step, Step] = {}
+    kinds: dict[Kind, Kind] = {}
+    for value, product in readers.items():
+        if product is not None:
+            inputs, kind = (product.inputs[0], matrices[value]), product.kind
+            both = joined[product] = Step(_MATMUL_OF_TRANSPOSED, inputs, product.results, {}, product.layer)
+            if kind is not None:
+                both.kind = kinds.setdefault(kind, Kind(_MATMUL_OF_TRANSPOSED, {}, kind.types))
+    return joined
 
 
 @dataclass(eq=False)
 class _Pattern:
     """The steps of a derivative, on numbers of values: first those it is given, then its results in order.
 
-    steps    op, inputs, attributes, and the one result's shape and dtype
+    steps    on places of values
     parts    the gradients it comes to
     numbers  scalar constants that its steps mention besides what they are given
     """
 
-    steps: list[tuple[Op, list[int], dict[str, Any], Shape, np.dtype[Any]]]
+    steps: list[PatternStep]
     parts: list[int | None]
     numbers: list[Value]
 
@@ -113,13 +116,7 @@ class _Derivatives:
     def of(self, step: Step, dy: tuple[Value | None, ...]) -> Sequence[Value | None]:
         """A gradient per input; None where none flows."""
         given = dy + step.results + step.inputs
-        types: list[object] = [step.op]
-        for value in given:
-            # The same constant may be an input here, and only be mentioned there.
-            types += (value,) if value is None or value.kind == "constant" else (value.shape, value.dtype)
-        if step.attributes:
-            types += step.attributes.items()
-        key = tuple(types)
+        key = self._key(step, given)
         try:
             pattern = self._patterns.get(key, ())
         except TypeError:  # attributes that cannot be compared
@@ -127,11 +124,27 @@ class _Derivatives:
         if pattern is None or len(set(given)) < len(given):
             return self._described(step, dy)
         if pattern:
-            return self._applied(pattern, given)
+            values = [*given, *pattern.numbers]
+            self._trace.repeat(pattern.steps, values)
+            return [None if place is None else values[place] for place in pattern.parts]
         start = len(self._trace.steps)
         parts = self._described(step, dy)
         self._patterns[key] = self._pattern(given, self._trace.steps[start:], parts)
         return parts
+
+    def _key(self, step: Step, given: tuple[Value | None, ...]) -> Hashable:
+        """What is the same for steps whose derivatives are; `given` begins with the gradients of the results."""
+        kind, dy, y = step.kind, given[0], step.results[0]
+        if dy is not None and dy.shape == y.shape and dy.dtype == y.dtype and len(step.results) == 1:
+            for value in given:
+                if value is None or value.kind == "constant":
+                    break
+            else:
+                if kind is not None:
+                    return kind
+        # The same constant may be an input here, and only be mentioned there.
+        types = [value if value is None or value.kind == "constant" else (value.shape, value.dtype) for value in given]
+        return step.op, *types, *step.attributes.items()
 
     def _described(self, step: Step, dy: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
         derivative, results = step.op.derivative, step.results
@@ -150,25 +163,20 @@ class _Derivatives:
         made = [value for step in steps for value in step.results]
         read = {value for step in steps for value in step.inputs}.union([part for part in parts if part is not None])
         numbers = list(read.difference(given, made))
-        if any(len(step.results) != 1 for step in steps) or any(
-            value.kind != "constant" or value.shape for value in numbers
-        ):
+        if any(value.kind != "constant" or value.shape for value in numbers):
             return None
         place = {value: number for number, value in enumerate((*given, *numbers, *made))}
-        return _Pattern(
-            [
-                (step.op, [place[value] for value in step.inputs], step.attributes, result.shape, result.dtype)
-                for step in steps
-                for result in step.results
-            ],
-            [None if part is None else place[part] for part in parts],
-            numbers,
-        )
+        repeated: list[PatternStep] = []
+        for step in steps:
+            if len(step.results) != 1 or step.kind is None:
+                return None
+            inputs = _taking([place[value] for value in step.inputs])
+            repeated.append((step.kind, inputs, step.results[0].shape, step.results[0].dtype))
+        return _Pattern(repeated, [None if part is None else place[part] for part in parts], numbers)
 
-    def _applied(self, pattern: _Pattern, given: tuple[Value | None, ...]) -> list[Value | None]:
-        """The same steps on other values."""
-        values: list[Any] = [*given, *pattern.numbers]
-        append = self._trace.append
-        for op, places, attributes, shape, dtype in pattern.steps:
-            values.append(append(op, tuple([values[place] for place in places]), attributes, shape, dtype))
-        return [None if place is None else values[place] for place in pattern.parts]
+
+def _taking(places: list[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What takes the elements at some places out of a list."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda values: tuple([values[place] for place in places])

@@ -187,9 +187,10 @@ class Lowering:
         """Append one layer's forward pass; `updates`: it is trained."""
         self.updates = updates
         self.trace.layer = name = self._name_of(layer)
+        names = self._slot_names
         for slot, tensor in slots_of(layer).items():
-            if tensor not in self._slot_names:
-                self._slot_names[tensor] = slot_name(name, slot)
+            if tensor not in names:
+                names[tensor] = slot_name(name, slot)
         known = self.values
         inputs = values = [known[source] if source in known else self.value_of(source) for source in sources]
         if not layer.moves_data:
@@ -208,7 +209,9 @@ class Lowering:
             full = self.shape_with_full_batch(tensor)
             if full != answer.shape:
                 self._check(layer, index, tensor, answer.shape, full, sources)
-            answer = ops.convert(answer, self.dtype_of(tensor))
+            dtype = self.dtype_of(tensor)
+            if answer.dtype is not dtype:
+                answer = ops.convert(answer, dtype)
             if answer in values or answer.kind != "temporary":
                 # A tensor of its own needs a value of its own: stopping its gradient must not stop the source's.
                 answer = emit("reshape", answer, shape=answer.shape)

@@ -11,7 +11,7 @@ import numpy as np
 
 from mlcompute.compiler.assign_offsets import Placement, assign_offsets
 from mlcompute.compiler.index import views_of
-from mlcompute.ops.op import Step, Value
+from mlcompute.ops.op import Kind, Step, Value
 
 if TYPE_CHECKING:
     from mlcompute.compiler.context import Context
@@ -35,12 +35,14 @@ class MemoryPlan:
     placements  temporaries with memory of their own in the arena
     views       values that show another value's memory and need none -> the value that has it
     workspaces  step -> memory it needs only while it runs; placed like a value
+    constants   those that are read
     nbytes      size of the arena
     """
 
     placements: dict[Value, Placement] = field(default_factory=dict)
     views: dict[Value, Value] = field(default_factory=dict)
     workspaces: dict[Step, Value] = field(default_factory=dict)
+    constants: set[Value] = field(default_factory=set)
     nbytes: int = 0
 
     def base(self, value: Value) -> Value:
@@ -128,9 +130,10 @@ class _Lifetimes:
 
     def found(self, keep: Iterable[Value], rerunnable: bool) -> list[Placement]:
         """Blocks of memory, a value's or that of several, in the order of their first steps."""
-        steps, views, workspace = self.steps, self.plan.views, self.workspace
+        steps, views, constants, workspace = self.steps, self.plan.views, self.plan.constants, self.workspace
         values, places, parts = self.values, self.places, self.parts
         blocks: list[Placement] = []
+        workspaces: dict[Kind, int] = {}
         taken: dict[Value, Placement] = {}  # value whose memory goes on as another one's -> the block
         # The last step that reads a value; views prolong what they show. Behind all steps: it is never given back.
         last = {views.get(value, value): len(steps) for value in keep}
@@ -140,9 +143,17 @@ class _Lifetimes:
             step = steps[index]
             op, results = step.op, step.results
             if op.is_view and results[0] in views:
-                last.setdefault(views[results[0]], index)
+                base = views[results[0]]
+                last.setdefault(base, index)
+                if base.kind == "constant":
+                    constants.add(base)
                 continue
-            needed = workspace(step) if workspace is not None else 0
+            kind = step.kind
+            needed = workspaces.get(kind) if kind is not None else None
+            if needed is None:
+                needed = workspace(step) if workspace is not None else 0
+                if kind is not None:
+                    workspaces[kind] = needed
             if needed:
                 values.append(self.plan.workspaces.setdefault(step, _workspace(step, index, needed)))
                 places.append(Placement(0, needed, index, index))
@@ -172,6 +183,8 @@ class _Lifetimes:
                         value = views[value]
                     if value not in last:
                         last[value] = index
+                elif value.kind == "constant":
+                    constants.add(value)
         if taken:  # memory of values that no step makes
             blocks += taken.values()
             blocks.sort(key=lambda block: -block.first)
@@ -210,6 +223,7 @@ def plan_like(
             return None
         if len(old.inputs) != len(new.inputs) or len(old.results) != len(new.results):
             return None
+        plan.constants.update([value for value in new.inputs if value.kind == "constant"])
         for large, small in zip(old.inputs, new.inputs, strict=True):
             if large.kind != small.kind or same.setdefault(large, small) is not small:
                 return None

@@ -72,7 +72,7 @@ class _Simplification:
 
     def add(self, steps: list[Step]) -> None:
         """Keep every step, shorten it, or find that its results exist already."""
-        replaced, kept = self.substitution.replaced, self.steps
+        replaced, kept, alone, changed = self.substitution.replaced, self.steps, self.alone, self.changed
         for step in steps:
             for value in step.inputs:
                 if value in replaced or value.kind == "constant":
@@ -93,17 +93,23 @@ class _Simplification:
                         continue
                 elif shorter is not None:
                     step = shorter
-            known, results = self._known(step), step.results
-            if known is not results:
-                self._replace(step, known)
-                continue
+            inputs, results = step.inputs, step.results
+            # Most steps have inputs that no other step has: then nothing else need be compared.
+            if changed or not inputs or inputs[0].kind == "constant" or alone.setdefault(inputs, step) is not step:
+                known = self._known(step)
+                if known is not results:
+                    self._replace(step, known)
+                    continue
             kept.append(step)
-            if op in _PAIRED:
+            if op.is_view:
+                if op in _PAIRED:
+                    self.producers[results[0]] = step
+                if not (op is _RESHAPE and inputs[0] in self.scattered):
+                    self._see(step)
+                    if results[0] in self.kept:
+                        self._replace(step, results)
+            elif op is _NEGATE:
                 self.producers[results[0]] = step
-            if op.is_view and not (op is _RESHAPE and step.inputs[0] in self.scattered):
-                self._see(step)
-                if results[0] in self.kept:
-                    self._replace(step, results)
 
     def _known(self, step: Step) -> tuple[Value, ...]:
         """The results of an equal step that came before, or constants; the step's own where it is the first."""
@@ -115,7 +121,6 @@ class _Simplification:
                 known = self.seen[key] = _fold(step, self.trace) or results
             return known
         if not self.changed or self.changed.isdisjoint(inputs):
-            # Most steps have inputs that no other step has: then nothing else need be compared.
             first = self.alone.setdefault(inputs, step)
             if first is step:
                 return results
@@ -207,7 +212,7 @@ def _scalar(trace: Trace, value: Value) -> Array | None:
     return trace.constants[value] if value.kind == "constant" and not value.shape else None
 
 
-_RESHAPE = TABLE["reshape"]
+_RESHAPE, _NEGATE = TABLE["reshape"], TABLE["negate"]
 #: Ops of which two in a row are one or none.
 _PAIRED = frozenset({TABLE["negate"], TABLE["reshape"], TABLE["transpose"]})
 #: Ops that may only repeat a value, alone or after another op of the same kind.

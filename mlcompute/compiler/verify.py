@@ -7,7 +7,8 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from mlcompute.compiler.plan_memory import MemoryPlan, Placement
+from mlcompute.compiler.assign_offsets import Placement
+from mlcompute.compiler.plan_memory import MemoryPlan
 from mlcompute.ops.op import ArrayType, Step, Value, overwritten_by
 
 if TYPE_CHECKING:

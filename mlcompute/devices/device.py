@@ -177,7 +177,7 @@ class Engine(ABC):
         return {}
 
     def workspace(self, step: Step) -> int:
-        """Bytes a step needs in the arena while it runs, besides its inputs and results."""
+        """Bytes a step needs in the arena while it runs, besides its inputs and results: the same for all of a kind."""
         return 0
 
     @abstractmethod

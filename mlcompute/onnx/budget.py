@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlcompute.errors import DataError
-from mlcompute.ops.op import Array, ArrayType, Op, Step, Trace, Value
+from mlcompute.ops.op import Array, Kind, Op, Step, Trace, Value
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
@@ -131,9 +131,7 @@ class LimitedTrace(Trace):
         self.constants[value] = array
         return value
 
-    def kind(
-        self, op: Op, inputs: tuple[Value, ...], attributes: dict[str, Any]
-    ) -> tuple[ArrayType | tuple[ArrayType, ...], dict[str, Any]]:
+    def kind(self, op: Op, inputs: tuple[Value, ...], attributes: dict[str, Any]) -> Kind:
         self.budget.spend_op()  # asked before every step is appended
         return super().kind(op, inputs, attributes)
 

@@ -113,9 +113,27 @@ class Value:
         return emit("less_or_equal", self, other)
 
 
+class Kind:
+    """What steps of one op have in common whose attributes are equal and whose inputs have the same types.
+
+    types   of their results
+    """
+
+    __slots__ = ("attributes", "op", "types")
+
+    def __init__(self, op: Op, attributes: dict[str, Any], types: ArrayType | tuple[ArrayType, ...]) -> None:
+        self.op = op
+        self.attributes = attributes
+        self.types = types
+
+
 @dataclass(slots=True, eq=False)
 class Step:
-    """One op on named values. `layer` and `phase` say where it came from, for messages, profiles and pictures."""
+    """One op on named values. `layer` and `phase` say where it came from, for messages, profiles and pictures.
+
+    kind   the same for steps of a trace that are alike, so that what is asked of all of them can be answered once. A
+           step that a pass has made may have none
+    """
 
     op: Op
     inputs: tuple[Value, ...]
@@ -123,6 +141,7 @@ class Step:
     attributes: dict[str, Any]
     layer: str = ""
     phase: str = "forward"
+    kind: Kind | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
         results = ", ".join(map(repr, self.results))
@@ -144,8 +163,8 @@ class Trace:
     phase: str = "forward"
     _count: int = 0
     _numbers: dict[tuple[object, np.dtype[Any]], Value] = field(default_factory=dict)
-    #: By op, types of inputs and attributes: the types of the results, and the attributes that such steps share.
-    _kinds: dict[Hashable, tuple[ArrayType | tuple[ArrayType, ...], dict[str, Any]]] = field(default_factory=dict)
+    #: By op, types of inputs and attributes.
+    _kinds: dict[Hashable, Kind] = field(default_factory=dict)
 
     def value(self, shape: Iterable[int], dtype: np.dtype[Any], kind: str = "temporary", label: str = "") -> Value:
         self._count += 1
@@ -172,37 +191,56 @@ class Trace:
         return found
 
     def add(self, op: Op, inputs: tuple[Value, ...], attributes: dict[str, Any]) -> tuple[Value, ...]:
-        types, attributes = self.kind(op, inputs, attributes)
+        kind = self.kind(op, inputs, attributes)
+        types = kind.types
         if isinstance(types, ArrayType):
-            return (self.append(op, inputs, attributes, *types),)
+            return (self.append(kind, inputs, *types),)
         results = tuple([self.value(type_.shape, type_.dtype) for type_ in types])
-        self.steps.append(Step(op, inputs, results, attributes, self.layer, self.phase))
+        step = Step(op, inputs, results, kind.attributes, self.layer, self.phase)
+        step.kind = kind
+        self.steps.append(step)
         return results
 
-    def kind(
-        self, op: Op, inputs: tuple[Value, ...], attributes: dict[str, Any]
-    ) -> tuple[ArrayType | tuple[ArrayType, ...], dict[str, Any]]:
-        """The op's rule, asked once for inputs of the same types, and attributes that all such steps share."""
-        types: list[object] = [op]
-        for value in inputs:
-            types += (value.shape, value.dtype)
-        key = (*types, *attributes.items())
+    def kind(self, op: Op, inputs: tuple[Value, ...], attributes: dict[str, Any]) -> Kind:
+        """The kind of a step. The op's rule is asked once, and all such steps share their attributes."""
+        key: Hashable
+        if len(inputs) == 2:  # as nearly every step of a large graph has, or one
+            a, b = inputs
+            key = (op, a.shape, a.dtype, b.shape, b.dtype, *attributes.items())
+        else:
+            key = (op, *[(value.shape, value.dtype) for value in inputs], *attributes.items())
         try:
             known = self._kinds.get(key)
         except TypeError:  # attributes that cannot be compared
-            return op.result(*inputs, **attributes), attributes
+            return Kind(op, attributes, op.result(*inputs, **attributes))
         if known is None:
-            known = self._kinds[key] = op.result(*inputs, **attributes), attributes
+            known = self._kinds[key] = Kind(op, attributes, op.result(*inputs, **attributes))
         return known
 
-    def append(
-        self, op: Op, inputs: tuple[Value, ...], attributes: dict[str, Any], shape: Shape, dtype: np.dtype[Any]
-    ) -> Value:
-        """A step with one result of a type that is known, as nearly every step of a large graph has."""
+    def append(self, kind: Kind, inputs: tuple[Value, ...], shape: Shape, dtype: np.dtype[Any]) -> Value:
+        """A step with one result, as nearly every step of a large graph has."""
         result = Value(self, self._count, shape, dtype, "temporary", "")
         self._count += 1
-        self.steps.append(Step(op, inputs, (result,), attributes, self.layer, self.phase))
+        step = Step(kind.op, inputs, (result,), kind.attributes, self.layer, self.phase)
+        step.kind = kind
+        self.steps.append(step)
         return result
+
+    def repeat(self, steps: Sequence[PatternStep], values: list[Any]) -> None:
+        """Append steps on other values than those they were described with; their results go to the end of `values`."""
+        layer, phase, append, number = self.layer, self.phase, self.steps.append, self._count
+        for kind, inputs, shape, dtype in steps:
+            result = Value(self, number, shape, dtype, "temporary", "")
+            step = Step(kind.op, inputs(values), (result,), kind.attributes, layer, phase)
+            step.kind = kind
+            append(step)
+            values.append(result)
+            number += 1
+        self._count = number
+
+
+#: A step with one result: its kind, what takes its inputs out of a list of values, and the result's type.
+PatternStep = tuple[Kind, Callable[[Sequence[Any]], tuple[Value, ...]], Shape, "np.dtype[Any]"]
 
 
 class Op:
@@ -261,9 +299,10 @@ def emit(name: str, *inputs: Value | float, **attributes: Any) -> Value:
     """Append one single-result step to the trace of its inputs; numbers become constants of the fitting dtype."""
     values = _as_values(inputs)
     trace, op = values[0].trace, TABLE[name]
-    types, attributes = trace.kind(op, values, attributes)
+    kind = trace.kind(op, values, attributes)
+    types = kind.types
     if isinstance(types, ArrayType):
-        return trace.append(op, values, attributes, *types)
+        return trace.append(kind, values, *types)
     return trace.add(op, values, attributes)[0]
 
 

@@ -243,3 +243,17 @@ def test_a_transposed_matrix_that_is_read_otherwise_keeps_its_gradient(reader: s
     assert turned in gradients
     memory = interpret(trace, {x: numbers((3, 3)), w: numbers((3, 3), 1)})
     np.testing.assert_array_equal(memory[gradients[w]], memory[gradients[turned]].T)
+
+
+def test_steps_that_are_alike_have_one_kind() -> None:
+    trace = Trace()
+    x, w = feed(trace, (2, 3)), feed(trace, (3, 3), "parameter")
+    y = ops.matmul(ops.matmul(ops.matmul(x, w), w), ops.transpose(w))
+    gradients = differentiate(trace, {y: ones(trace, y)}, [w])
+    products = [step for step in trace.steps if step.op.name == "matmul"]
+    kinds = {step.kind: (*[value.shape for value in step.inputs],) for step in products}
+    assert None not in kinds
+    assert len(set(kinds.values())) == len(kinds) < len(products)
+    assert all(step.kind is None or step.kind.attributes is step.attributes for step in trace.steps)
+    memory = interpret(trace, {x: numbers((2, 3)), w: numbers((3, 3), 1)})
+    assert memory[gradients[w]].shape == (3, 3)

@@ -10,7 +10,8 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute import ops
-from mlcompute.compiler.plan_memory import MemoryPlan, Placement, planned
+from mlcompute.compiler.assign_offsets import Placement
+from mlcompute.compiler.plan_memory import MemoryPlan, planned
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.verify import debugs, verify_plan, verify_program, verify_steps
 from mlcompute.ops.op import FLOAT32, TABLE, Step, Trace, Value

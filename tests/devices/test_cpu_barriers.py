@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlcompute.compiler.plan_memory import MemoryPlan, Placement
+from mlcompute.compiler.assign_offsets import Placement
+from mlcompute.compiler.plan_memory import MemoryPlan
 from mlcompute.devices.cpu.runtime import schedule as choices
 from mlcompute.devices.cpu.runtime.calls import Calls, Memory
 from mlcompute.devices.cpu.runtime.entry import Touch

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mlcompute.compiler.plan_memory import MemoryPlan, Placement
+from mlcompute.compiler.assign_offsets import Placement
+from mlcompute.compiler.plan_memory import MemoryPlan
 from mlcompute.compiler.program import Program
 from mlcompute.devices.cuda.codegen.joined_source import Part, one_after_the_other, side_by_side
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Rows, Status
