@@ -40,7 +40,7 @@ from mlcompute.layers.shaping import ReshapeLayer, TransposeLayer
 from mlcompute.layers.split import SplitLayer
 from mlcompute.runtime.tensor_state import state_of
 from mlcompute.seeing import viewing
-from mlcompute.tensor import Tensor
+from mlcompute.tensor import Tensor, result_tensor
 from mlcompute.tensor_data import Array, ArrayLike, read_array
 
 if TYPE_CHECKING:
@@ -51,8 +51,12 @@ if TYPE_CHECKING:
 _order = itertools.count()
 
 
-@dataclass(eq=False)
-class Node:
+class _Referenced:
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(eq=False, slots=True)
+class Node(_Referenced):
     """A layer with its sources and results. `order` counts all nodes: sources always come from earlier ones."""
 
     #: Order of the newest node of all graphs: as long as it stays, no graph has changed.
@@ -60,20 +64,21 @@ class Node:
 
     layer: Layer
     sources: list[Tensor]
-    labels: list[Tensor]
+    #: Without any, the empty tuple that all such nodes share.
+    labels: Sequence[Tensor]
     results: list[Tensor]
     updates: bool = True
     order: int = field(default_factory=lambda: next(_order))
 
     @classmethod
-    def of(cls, layer: Layer, sources: list[Tensor], labels: list[Tensor], updates: bool = True) -> Node:
+    def of(cls, layer: Layer, sources: list[Tensor], labels: Sequence[Tensor], updates: bool = True) -> Node:
         """A layer with new tensors for its results, if its sources and labels fit."""
         descriptors = [tensor.descriptor for tensor in (*sources, *labels)]
         known = tuple([state_of(tensor).feature_axis for tensor in (*sources, *labels)])
         try:
             layer.check_sources(descriptors)
             layer_state(layer).source_feature_axes = known
-            results = [Tensor(descriptor) for descriptor in layer.results(descriptors)]
+            results = [result_tensor(descriptor) for descriptor in layer.results(descriptors)]
         except (ShapeError, DataError) as error:
             described = (f"{t.descriptor.shape} {_producer_label(t)}" for t in (*sources, *labels))
             error.add_fact("sources", ", ".join(described))
@@ -239,7 +244,8 @@ class Graph:
         """
         if not isinstance(layer, Layer):
             raise TypeError(f"{self._who}.node: layer must be a Layer, not {type(layer).__name__}")
-        return self._add(layer, self._listed(layer, source, sources), list(loss_labels or ()), not disable_update)[0]
+        labels = list(loss_labels) if loss_labels else ()
+        return self._add(layer, self._listed(layer, source, sources), labels, not disable_update)[0]
 
     @property
     def _who(self) -> str:
@@ -255,7 +261,7 @@ class Graph:
                 raise TypeError(f"{layer.who}: a source must be a Tensor, not {type(tensor).__name__}{advice}")
         return listed
 
-    def _add(self, layer: Layer, sources: list[Tensor], labels: list[Tensor], updates: bool) -> list[Tensor]:
+    def _add(self, layer: Layer, sources: list[Tensor], labels: Sequence[Tensor], updates: bool) -> list[Tensor]:
         state = layer_state(layer)
         if state.graph is not None or (state.graph_reference is not None and state.node is not None):
             where = "this graph" if state.graph is self else "another graph"
@@ -282,7 +288,7 @@ class Graph:
     ) -> list[Tensor]:
         """Cut a tensor along an axis: into equal parts (the last may be smaller), or parts of given lengths."""
         layer = SplitLayer(split_count=split_count, split_section_lengths=split_section_lengths, dimension=dimension)
-        return self._add(layer, self._listed(layer, source, None), [], True)
+        return self._add(layer, self._listed(layer, source, None), (), True)
 
     def concatenate(self, sources: Sequence[Tensor], *, dimension: int) -> Tensor:
         """Join tensors along an axis, where their extents add up; all others are equal."""

@@ -34,7 +34,7 @@ from mlcompute.tensor_data import (
     shared_array,
     write_target,
 )
-from mlcompute.tensor_descriptor import TensorDescriptor, describe
+from mlcompute.tensor_descriptor import TensorDescriptor, describe, shared_descriptor
 
 if TYPE_CHECKING:
     from mlcompute.device import Device
@@ -126,12 +126,7 @@ class Tensor(Exchanged):
         sources = (data, shared_data, fill_with_data, random_initializer_type)
         if len([source for source in sources if source is not None]) > 1:
             raise DataError("Tensor: give at most one of data, shared_data, fill_with_data and random_initializer_type")
-        self._descriptor = descriptor
-        self._tensor_id = next(tensor_ids)
-        self.label = f"data{self._tensor_id}"
-        state = self._state = TensorState()
-        if descriptor.sequence_lengths is not None:
-            state.feature_axis = 2
+        state = self._begin(descriptor)
         if data is not None:
             state.storage = Storage.owning(owned(read_array(data, descriptor, f"Tensor '{self.label}'"), data))
         elif shared_data is not None:
@@ -143,6 +138,22 @@ class Tensor(Exchanged):
         elif random_initializer_type is not None:
             array, state.unscaled = random_values(f"Tensor '{self.label}'", descriptor, random_initializer_type)
             state.storage = Storage.owning(array)
+
+    def _begin(self, descriptor: TensorDescriptor) -> TensorState:
+        self._descriptor = descriptor
+        self._tensor_id = number = next(tensor_ids)
+        self.label = f"data{number}"
+        state = self._state = TensorState()
+        if descriptor.sequence_lengths is not None:
+            state.feature_axis = 2
+        return state
+
+    @staticmethod
+    def _of_result(descriptor: TensorDescriptor) -> Tensor:
+        """What a layer computes: `Tensor(descriptor)`, without a look at arguments that are not given."""
+        tensor = object.__new__(Tensor)
+        tensor._begin(shared_descriptor(descriptor))
+        return tensor
 
     # Arithmetic: layers of the graph the tensor belongs to (mlcompute/tensor_operators.py) -------------------------
 
@@ -413,6 +424,10 @@ class Tensor(Exchanged):
         return f"Tensor('{self.label}' {self._descriptor})"
 
 
+#: The tensor of a layer's result.
+result_tensor = Tensor._of_result  # noqa: SLF001
+
+
 def _unpickled(descriptor: TensorDescriptor, label: str, varies: tuple[int, ...], values: Array | None) -> Tensor:
     if values is not None and values.shape != descriptor.shape:  # the result of a smaller batch
         descriptor = TensorDescriptor(values.shape, data_type=descriptor.data_type)
@@ -426,6 +441,8 @@ class TensorParameter:
 
     optimizer_data: initial state buffers, in layout order.
     """
+
+    __slots__ = ("__weakref__", "_is_updatable", "_tensor")
 
     def __repr__(self) -> str:
         return f"TensorParameter({self.tensor!r}{'' if self.is_updatable else ', not updatable'})"

@@ -359,6 +359,8 @@ def is_boolean(data: ArrayLike) -> bool:
 
 def element_of(number: float, data_type: DataType, label: str) -> Any:
     """`number` as an element of that type; DataError when the type cannot hold it."""
+    if type(number) is float and data_type is DataType.FLOAT32 and abs(number) <= 1e38:
+        return np.float32(number)  # as most are: biases of zeros
     if isinstance(number, (str, bytes)) or np.ndim(number) != 0:
         raise TypeError(f"Tensor '{label}': fill_with_data must be a number, not {number!r}")
     given = np.asarray(number)

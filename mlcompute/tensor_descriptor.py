@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
@@ -182,7 +183,11 @@ def _name_of(given: Any) -> str:
 
 
 def _checked_shape(shape: Iterable[Any]) -> tuple[int, ...]:
-    extents = _whole_numbers("shape", shape)
+    return _checked_extents(_whole_numbers("shape", shape))
+
+
+@functools.lru_cache(4096)  # so tensors that are alike share their shapes, too
+def _checked_extents(extents: tuple[int, ...]) -> tuple[int, ...]:
     most = TensorDescriptor.max_tensor_dimensions
     if not 1 <= len(extents) <= most:
         raise ShapeError(f"TensorDescriptor: {len(extents)} axes in {extents}", expected=f"1 to {most} axes")
@@ -205,6 +210,16 @@ def _whole_numbers(name: str, numbers: Iterable[Any]) -> tuple[int, ...]:
     return tuple(int(number) for number in listed)
 
 
+def shared_descriptor(descriptor: TensorDescriptor) -> TensorDescriptor:
+    """An equal descriptor, the same for many tensors: those of a large graph are alike."""
+    return descriptor if descriptor.sequence_lengths is not None else _of_shape(descriptor.shape, descriptor.data_type)
+
+
+@functools.lru_cache(4096)
+def _of_shape(shape: tuple[int, ...], data_type: DataType) -> TensorDescriptor:
+    return TensorDescriptor(shape, data_type=data_type)
+
+
 def describe(
     shape: Iterable[int] | None,
     data_type: DataType,
@@ -217,6 +232,9 @@ def describe(
     is_sorted: bool,
 ) -> TensorDescriptor:
     """The descriptor for whichever family of sizes was given; exactly one must be."""
+    others = (width, height, channels, batch, length, lengths)
+    if shape is not None and others == (None,) * len(others) and not is_sorted and isinstance(data_type, DataType):
+        return _of_shape(_checked_shape(shape), data_type)
     families = {
         "shape": shape is not None,
         "image sizes": not (width is height is None) or (shape is not None and not (channels is batch is None)),

@@ -16,7 +16,6 @@ from mlcompute.runtime.storage import Storage
 from mlcompute.runtime.tensor_state import TensorState, state_of, storage_of
 from mlcompute.tensor import Tensor
 
-
 #: What all parameters have of an optimizer without state: such lists are never changed in place, only replaced.
 _STATELESS = TensorState.optimizer_storages
 

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 #: Moments of writing, over all storages and devices: the later one has the newer values.
 _moments = itertools.count(1)
-#: What storages have on devices with memory of their own, before there is something.
+#: What storages have on devices with memory of their own, and of the caller's there, before there is something.
 _NOWHERE: Mapping[Engine, tuple[Buffer, int]] = {}
+_NO_DEVICES: AbstractSet[Engine] = frozenset()
 
 
 class Clock:
@@ -76,7 +77,7 @@ class Storage:
         #: Buffers of devices with memory of their own, and the moment of the values that were last sent there.
         self._own: Mapping[Engine, tuple[Buffer, int]] = _NOWHERE
         #: Devices whose buffer is the caller's.
-        self._callers_on: AbstractSet[Engine] = frozenset()
+        self._callers_on = _NO_DEVICES
         self._clocks: tuple[Clock, ...] = ()
 
     @staticmethod
@@ -152,7 +153,7 @@ class Storage:
         self._host_moment = next(_moments)
         if self._callers_on:  # memory the caller bound before keeps the values it has
             self._own = {engine: own for engine, own in self._own.items() if engine not in self._callers_on}
-            self._callers_on = frozenset()
+            self._callers_on = _NO_DEVICES
         Storage.has_changed()
 
     def alternate(self, array: Array) -> None:

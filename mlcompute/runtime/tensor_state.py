@@ -104,7 +104,10 @@ class TensorState:
     def set_fans(self, fan_in: float, fan_out: float) -> None:
         """Bring random values to a layer's true fans, once: (1, in*out, h, w) does not tell them."""
         if self.unscaled is not None and self.storage is not None:
-            self.storage.write(self.unscaled.values(self.storage.array(), fan_in, fan_out))
+            now = self.storage.array()
+            values = self.unscaled.values(now, fan_in, fan_out)
+            if values is not now:
+                self.storage.write(values)
             self.unscaled = None
 
     @property

@@ -102,7 +102,7 @@ def relabel(nodes: Iterable[Node], old: Tensor, new: Tensor) -> None:
     for node, listed in zip(found, labels, strict=True):
         node.layer.results([tensor.descriptor for tensor in (*node.sources, *listed)])
     for node, listed in zip(found, labels, strict=True):
-        node.labels[:] = listed
+        node.labels = listed
 
 
 def takes_labels(function: Callable[..., Tensor]) -> bool:

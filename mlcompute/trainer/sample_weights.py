@@ -80,7 +80,7 @@ def weight_shape(node: Node, given: Any, varies: bool) -> tuple[int, ...]:
 def attach(node: Node, weights: Tensor) -> None:
     """Let a tensor that is minimised be weighed; those of loss layers the training graph finds by itself."""
     if isinstance(node.layer, ObjectiveLayer):
-        node.labels[:] = [weights]
+        node.labels = [weights]
 
 
 def by_name(names: Iterable[str], given: Any) -> Mapping[str, Any]:

@@ -47,7 +47,8 @@ def program(seed: int) -> tuple[Calls, Memory, Array]:
     memory = np.array([rng.choice(values).index for _ in range(first[-1])])
     plan = MemoryPlan(placements=places)
     can_fail = np.array([rng.random() < 0.2 for _ in which])
-    calls = Calls(entries, [list(range(count)) for count in counts], steps, which, first[:-1], memory, np.zeros(len(steps), np.int64))
+    bases, phases = [list(range(count)) for count in counts], np.zeros(len(steps), np.int64)
+    calls = Calls(entries, bases, steps, which, first[:-1], memory, phases)
     return calls, Memory(plan, memory), can_fail
 
 

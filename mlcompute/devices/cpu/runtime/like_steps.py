@@ -103,7 +103,7 @@ class LikeSteps:
         begins = np.array(ends[:-1], np.int64)
         kinds: list[Kind] = []
         others: list[Value] = []
-        for number, row in enumerate(firsts):
+        for row in firsts:
             part = slice(ends[row], ends[row + 1])
             pattern = self._pattern(numbers[part].tolist(), memory[part].tolist())
             key = (steps[row].op, attributes[row], forms[part].astype(np.int32).tobytes(), pattern)
