@@ -9,7 +9,7 @@ import pytest
 
 from mlcompute.devices.cpu.codegen import loops
 from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
-from mlcompute.devices.cpu.gemm import matmul, packed_gemm
+from mlcompute.devices.cpu.gemm import gemm_blocked, gemm_nt, matmul, packed_gemm
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.runtime.threads import KERNEL
 from mlcompute.ops.op import Array, Value
@@ -127,6 +127,40 @@ def test_products_with_turned_weights(m: int, n: int, k: int, turned: bool) -> N
     assert bench.entries is not None
     assert [entry.kernel for entry in bench.entries] == ["gemm_nt"]
     bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * k))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "turned"),
+    [
+        (17, 133, 200, False),
+        (64, 300, 131, True),
+        (128, 640, 260, False),
+        (100, 1501, 129, True),
+        (200, 96, 300, False),
+    ],
+)
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_products_with_large_weights(
+    m: int, n: int, k: int, turned: bool, by_columns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that are fetched from main memory while others are multiplied give the same bits."""
+    rng = np.random.default_rng(m)
+    a = rng.standard_normal((k, m) if turned else (m, k)).astype("f")
+    b = rng.standard_normal((n, k) if by_columns else (k, n)).astype("f")
+
+    def views(a: Value, b: Value) -> list[Value]:
+        return [transpose(a, (1, 0)) if turned else a, transpose(b, (1, 0)) if by_columns else b]
+
+    monkeypatch.setattr(gemm_nt, "machine_slices", lambda: 1)
+    monkeypatch.setattr(matmul, "_kernel", lambda a, b, y: "blocked")
+    monkeypatch.setattr(matmul, "suits_split_k", lambda a, b, y: False)
+    found = []
+    for size in (packed_gemm.UNCACHED, 0):
+        for module in (gemm_blocked, gemm_nt):
+            monkeypatch.setattr(module, "UNCACHED", size)
+        bench = Bench(matmul.KERNELS, "matmul", [a, b], views=views)
+        found += bench.check(lambda y, expected: np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5 * k))
+    assert found[0].tobytes() == found[1].tobytes()
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64, np.float64])

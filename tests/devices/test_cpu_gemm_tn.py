@@ -114,9 +114,14 @@ class Updated:
         return [self.a, self.b, self.rate, self.weight, self.state]
 
 
+@pytest.mark.parametrize("fetches", [False, True])
 @pytest.mark.parametrize(("depth", "rows", "columns"), [*SIZES, *LARGE])
-def test_an_update_that_follows(depth: int, rows: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_that_follows(
+    depth: int, rows: int, columns: int, fetches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where what it reads is fetched from main memory while its gradient is summed."""
     monkeypatch.setattr(schedule, "WORTH_SHARING", 1e-9)
+    monkeypatch.setattr(gemm_tn, "UNCACHED", 0 if fetches else gemm_tn.UNCACHED)
     rng = np.random.default_rng(0)
     weight, state = (rng.standard_normal((rows, columns)).astype("f") for _ in range(2))
     data = [*arrays(depth, rows, columns), np.array(0.1, "f"), weight, state]

@@ -259,6 +259,11 @@ class Code:
     def store(self, pointer: str, type_: str, value: str) -> None:
         self.do(f"store {type_} {value}, ptr {pointer}, align {align_of(type_)}")
 
+    def prefetch(self, pointer: str) -> None:
+        """Bring the cache line of an address, which need not exist, into the cache."""
+        self.declare("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        self.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
+
     def splat(self, scalar: str, type_: str, lanes: int) -> str:
         """A scalar in every lane."""
         if lanes == 1:

@@ -3,9 +3,9 @@
     a (.., m, k) and b (.., k, n), rows or columns contiguous     ->     y (.., m, n), dense
 
 A block of b, `DEPTH` deep and a few panels wide, becomes panels in a buffer of the thread's own that fits its
-second-level cache, and the thread's rows of a are multiplied with it there, some at a time. What is bfloat16 becomes
-float32 on the way, and a result in bfloat16 is summed in a block of float32, and rounded once, at the end. Elements are
-summed as in `packed_gemm`, on any thread.
+second-level cache, and the thread's rows of a are multiplied with it there, some at a time, while the next block of a
+large b is fetched. What is bfloat16 becomes float32 on the way, and a result in bfloat16 is summed in a block of
+float32, and rounded once, at the end. Elements are summed as in `packed_gemm`, on any thread.
 
 Fully connected layers have a transposed b (`gemm_nt`), their weight gradients a transposed a (`gemm_tn`). A library's
 gemm reads the former badly: it reached a third of its usual rate with a long depth.
@@ -22,19 +22,25 @@ from mlcompute.devices.cpu.codegen.loops import Line, address_at, axis_registers
 from mlcompute.devices.cpu.gemm.packed_gemm import (
     DEPTH,
     FLOPS_PER_NS,
+    LINE,
+    UNCACHED,
+    Ahead,
+    begin_fetching,
     call_pack,
     call_packed_gemm,
+    fetch_rate,
     in_wide_panels,
     pack_columns,
     pack_rows,
     packed_gemm,
     panel_width,
+    tallest_tile,
 )
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.threads import planned_threads
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, iteration_count
 from mlcompute.ops.bfloat16 import is_bfloat16
-from mlcompute.ops.op import Step, Value
+from mlcompute.ops.op import FLOAT32, Step, Value
 
 #: Columns of b packed, rows of a multiplied with them, and rows of a result summed elsewhere, at a time.
 _WIDE, _ROWS, _TALL = 256, 48, 288
@@ -133,12 +139,17 @@ def gemm_blocked_entry(
     a_row, a_depth, b_depth, b_column = args.numbers([*a.strides[-2:], *b.strides[-2:]])
     b_stride = b_column if by_columns else b_depth
     pointers = [args.pointer(operand) for operand in (a, b, y)]
-    multiply = args.pointer(packed_gemm(as_if))
+    # The next block of b is fetched while this one is multiplied.
+    fetches = b.dtype == FLOAT32 and 4 * n * k >= UNCACHED
+    multiply = args.pointer(packed_gemm(as_if, 1 if fetches else 0))
     pack = args.pointer((pack_columns if by_columns else pack_rows)(as_if, types[1]))
     axes = axis_registers(args, batch)
     # Few rows read a panel once: it is multiplied while it is in the first-level cache.
     at_once = _block_columns(n) // panel if -(-m // down) > _ROWS or not by_columns else 1
     row_step = args.number(max(1, m) if memory is None else _tall(m))
+    tiles = -(-m // down) / tallest_tile(panel // vector_lanes())
+    rate = args.number(fetch_rate(DEPTH, DEPTH * panel / LINE / tiles)) if fetches else ""
+    place = code.variable("[2 x i64]", "zeroinitializer") if fetches else ""
     b_block = code.aligned_buffer(DEPTH * at_once * panel)
     # Columns of a are brought together first: a distance of a power of two leaves them few places in the cache. The few
     # rows of a tile are read where they lie.
@@ -156,6 +167,14 @@ def gemm_blocked_entry(
             copy_line(code, line, Line(code, code.at(a_block, code.mul(index, pitch), "float"), "float"), 0, length)
         return (a_block, DEPTH, 1) if in_rows else (a_block, 1, _ROWS)
 
+    def next_block(corner: str, start: str, width: str) -> Ahead:
+        """What is packed after the block of b from `corner` on: further down, or the top of the next panels."""
+        begin_fetching(code, place)
+        is_last = code.let(f"icmp sge i64 {code.add(start, DEPTH)}, {depth}")
+        top = code.sub(code.mul(b_column, at_once * panel), code.mul(start, b_depth))
+        step = code.let(f"select i1 {is_last}, i64 {top}, i64 {code.mul(b_depth, DEPTH)}")
+        return Ahead([code.at(corner, step, "float")], DEPTH if by_columns else width, b_stride, rate, place)
+
     def part(matrix: str, row_bounds: tuple[str, str], panel_bounds: tuple[str, str]) -> None:
         """Some rows and panels of one matrix."""
         place = unravel_index(code, matrix, axes)
@@ -171,12 +190,14 @@ def gemm_blocked_entry(
                 steps = code.minimum(code.sub(depth, start), DEPTH)
                 corner = code.at(at_b, code.add(code.mul(column, b_column), code.mul(start, b_depth)), types[1])
                 call_pack(code, pack, (0, width), steps, (corner, b_stride), b_block)
+                ahead = next_block(corner, start, width) if fetches else None
                 with code.loop(0, tall, _ROWS) as row:
                     height = code.minimum(code.sub(tall, row), _ROWS)
                     offset = code.add(code.mul(code.add(top, row), a_row), code.mul(start, a_depth))
                     rows_of_a = block_of_a(code.at(at_a, offset, types[0]), height, steps)
                     c = code.at(sums, code.mul(row, between), "float"), between
-                    call_packed_gemm(code, multiply, (height, width, steps), rows_of_a, b_block, c, accumulate=start)
+                    extents = height, width, steps
+                    call_packed_gemm(code, multiply, extents, rows_of_a, b_block, c, accumulate=start, ahead=ahead)
             if memory is not None:
                 with code.loop(0, tall) as row:
                     seen = Line(code, code.at(sums, code.mul(row, between), "float"), "float")
@@ -202,7 +223,7 @@ def gemm_blocked_entry(
                 part(code.div(line, row_parts), row_bounds, panel_bounds)
 
     buffered = None if memory is None else _block_columns(n)
-    choices = f"{count == 1} {by_columns} {in_rows} {copies_a} {at_once} {panel} {buffered}"
+    choices = f"{count == 1} {by_columns} {in_rows} {copies_a} {at_once} {panel} {buffered} {fetches}"
     code.later(f"{choices} {types} {vector_lanes()}", write)
     return Entry(
         step,

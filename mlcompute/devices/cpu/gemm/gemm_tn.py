@@ -18,13 +18,18 @@ from mlcompute.devices.cpu.codegen.loops import Line, copy_line
 from mlcompute.devices.cpu.gemm.packed_gemm import (
     DEPTH,
     FLOPS_PER_NS,
+    UNCACHED,
+    Ahead,
+    begin_fetching,
     call_pack,
     call_packed_gemm,
+    fetch_rate,
     in_wide_panels,
     pack_rows,
     packed_gemm,
     panel_width,
     tallest_tile,
+    tile_lines,
 )
 from mlcompute.devices.cpu.kernels.elementwise import fused_entry
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker, always
@@ -44,7 +49,7 @@ _LEAST_ROWS, _LEAST_COLUMNS = 64, 64
 #: Rows of y that are made, and used, at a time, where every slice has two times as many.
 _TILE_ROWS = 12
 #: Tiles that are multiplied with one block of columns of b, and the bytes of such a block.
-_TILES, _BLOCK_BYTES = 4, 1 << 20
+_TILES, _BLOCK_BYTES = 4, 1 << 19
 
 
 def is_gemm_tn(a: Operand, b: Operand, y: Operand) -> bool:
@@ -133,14 +138,20 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
         return None
     code = Code("matmul_update")
     args = KernelArguments(code)
+    # What the update reads is fetched while the tile that it belongs to is multiplied.
+    read = [operand for operand in dict.fromkeys(update.reads) if operand.shape == g.shape and operand is not full]
+    is_large = 4 * m * n * len(read) >= UNCACHED
+    fetched = [operand for operand in read if is_large and operand.dtype == FLOAT32]
     gemm, call_update, scratch = (
-        args.pointer(packed_gemm(in_wide_panels(n))),
+        args.pointer(packed_gemm(in_wide_panels(n), len(fetched))),
         args.pointer(update.code),
         args.pointer(buffer),
     )
     rows, columns, depth, a_row = args.numbers([m, n, k, a.strides[1]])
     from_a, from_b = args.pointer(a), args.pointer(packed)
     slices, height, block = args.numbers([count, tile, _block_columns(n, k)])
+    from_fetched = [args.pointer(operand) for operand in fetched]
+    rate, place = args.number(fetch_rate(k, tile_lines(n))), code.variable("[2 x i64]", "zeroinitializer")
     given = [_given(args, argument, full) for argument in update.arguments]
     in_blocks = _in_blocks(n, k)
     group = tile * (_TILES if in_blocks else 1)
@@ -160,7 +171,13 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
                 tall, wide = code.minimum(code.sub(bottom, row), height), code.minimum(code.sub(columns, column), block)
                 factor = (code.at(turned, code.sub(row, top), "float"), 1, group)
                 panels = code.at(from_b, code.mul(column, depth), "float")
-                call_packed_gemm(code, gemm, (tall, wide, depth), factor, panels, (address, block))
+                corner = code.add(code.mul(row, columns), column)
+                ahead = None
+                if fetched:
+                    begin_fetching(code, place)
+                    starts = [code.at(pointer, corner, "float") for pointer in from_fetched]
+                    ahead = Ahead(starts, wide, columns, rate, place)
+                call_packed_gemm(code, gemm, (tall, wide, depth), factor, panels, (address, block), ahead=ahead)
                 if in_blocks:
                     with code.loop(0, tall) as line_number:
                         line_of = code.at(address, code.mul(line_number, block), "float")

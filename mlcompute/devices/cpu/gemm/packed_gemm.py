@@ -12,8 +12,10 @@ depth 0, then for depth 1, and so on. The inner loop then reads b front to back 
 from __future__ import annotations
 
 import functools
+import math
 import platform
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from mlcompute.devices.cpu.codegen.arguments import call_kernel
 from mlcompute.devices.cpu.codegen.code import Code, vector, vector_lanes
@@ -23,6 +25,10 @@ from mlcompute.devices.cpu.codegen.simd import SimdValue
 #: Depth summed in registers before it is added to c: so much of a panel fits the first-level cache, and errors grow
 #: with the number of blocks, not of terms.
 DEPTH = 128
+#: Elements of a cache line, and steps of the depth after which some lines are fetched that are used later.
+LINE = 16
+#: Bytes that are not found in the cache when they are used again in the next step.
+UNCACHED = 1 << 24
 #: Multiplications and additions one thread does in a nanosecond, for estimates of cost.
 FLOPS_PER_NS = 100.0
 
@@ -72,12 +78,18 @@ def tallest_tile(width: int) -> int:
     return ({1: 14, 2: 12, 3: 8, 4: 6} if registers() == 32 else {1: 8, 2: 6})[width]
 
 
+def tile_lines(columns: int) -> int:
+    """Cache lines of a tile of c."""
+    width = panel_width(in_wide_panels(columns))
+    return tallest_tile(width) * width * vector_lanes() // LINE
+
+
 # The functions, for `KernelArguments.pointer`: void(i64, i64, ptr arguments), the first two unused ------------------
 
 
-def packed_gemm(columns: int) -> Code:
-    """The gemm for a number of columns; see `call_packed_gemm`."""
-    return _code(_packed_gemm_code, panel_width(columns), vector_lanes())
+def packed_gemm(columns: int, fetched: int = 0) -> Code:
+    """The gemm for a number of columns; see `call_packed_gemm`. `fetched`: arrays it fetches lines of meanwhile."""
+    return _code(_packed_gemm_code, panel_width(columns), vector_lanes(), fetched)
 
 
 def pack_rows(columns: int, element: str = "float") -> Code:
@@ -91,8 +103,35 @@ def pack_columns(columns: int, element: str = "float") -> Code:
 
 
 @functools.cache
-def _code(write: Callable[..., Code], width: int, lanes: int, *element: str) -> Code:
-    return write(width, *element)
+def _code(write: Callable[..., Code], width: int, lanes: int, *others: str | int) -> Code:
+    return write(width, *others)
+
+
+class Ahead(NamedTuple):
+    """What is fetched into the cache while a product keeps the processor busy, and memory idle: it is used after it.
+
+    arrays   where it begins, for each of some arrays alike
+    width    elements of a row of it, and `pitch` from one row to the next
+    rate     lines of each array that are fetched in `LINE` steps of the depth
+    place    where fetching has got to, between calls: two words, (start of the row, element of it)
+    """
+
+    arrays: Sequence[str]
+    width: str | int
+    pitch: str | int
+    rate: str | int
+    place: str
+
+
+def fetch_rate(depth: int, lines: float) -> int:
+    """Lines to fetch in `LINE` steps, for so many lines to be fetched while a tile is summed over a depth."""
+    return math.ceil(lines * LINE / depth)
+
+
+def begin_fetching(code: Code, place: str) -> None:
+    """From the beginning: see `Ahead.place`."""
+    for word in range(2):
+        code.set("i64", code.at(place, word, "i64"), "0")
 
 
 def call_packed_gemm(
@@ -104,13 +143,19 @@ def call_packed_gemm(
     c: tuple[str, str | int],
     accumulate: str | int = 0,
     packed_depth: str | int | None = None,
+    ahead: Ahead | None = None,
 ) -> None:
     """Call `product`: (rows, columns, depth); a, its row stride and stride along the depth; b; c and its row stride.
 
     packed_depth  the depth that b was packed with, where only the first part of it is wanted
+    ahead         for a function that fetches
     """
     packed = extents[2] if packed_depth is None else packed_depth
-    call_kernel(code, function, [*extents, packed, accumulate, *a[1:], c[1]], [a[0], b, c[0]])
+    numbers, pointers = [*extents, packed, accumulate, *a[1:], c[1]], [a[0], b, c[0]]
+    if ahead is not None:
+        numbers += [ahead.width, ahead.pitch, ahead.rate]
+        pointers += [ahead.place, *ahead.arrays]
+    call_kernel(code, function, numbers, pointers)
 
 
 def call_pack(
@@ -128,15 +173,17 @@ def call_pack(
 # Their code ---------------------------------------------------------------------------------------------------------
 
 
-def _packed_gemm_code(width: int) -> Code:
+def _packed_gemm_code(width: int, fetched: int) -> Code:
     code = Code("packed_gemm", level=2)
-    code.later(f"{width} {vector_lanes()} {registers()}", lambda: _write_packed_gemm(code, width))
+    code.later(f"{width} {vector_lanes()} {registers()} {fetched}", lambda: _write_packed_gemm(code, width, fetched))
     return code
 
 
-def _write_packed_gemm(code: Code, width: int) -> None:
+def _write_packed_gemm(code: Code, width: int, fetched: int) -> None:
     rows, columns, depth, packed, accumulate, a_row, a_depth, c_row = (code.argument(index) for index in range(8))
-    a, b, c = (code.argument(index, "ptr") for index in range(8, 11))
+    pointers = 11 if fetched else 8
+    a, b, c = (code.argument(index, "ptr") for index in range(pointers, pointers + 3))
+    fetch = _Fetch(code, pointers, fetched) if fetched else None
     panel = width * vector_lanes()
     with code.loop(0, depth, DEPTH) as start:
         steps = code.minimum(code.sub(depth, start), DEPTH)
@@ -155,9 +202,42 @@ def _write_packed_gemm(code: Code, width: int) -> None:
                             numbers = [code.add(row, i) for i in range(height)]
                             a_rows = _lines(code, a_block, a_row, numbers)
                             c_rows = _lines(code, c_block, c_row, numbers)
-                            tile = _tile(code, used, panel, steps, a_rows, a_depth, b_block)
+                            tile = _tile(code, used, panel, steps, a_rows, a_depth, b_block, fetch)
                             _finish(code, tile, c_rows, adds, remaining)
                         begin = end
+    if fetch is not None:
+        fetch.finish()
+
+
+class _Fetch:
+    """Fetching inside a product: see `Ahead`."""
+
+    def __init__(self, code: Code, first: int, count: int) -> None:
+        """`first`: the first argument that is a pointer."""
+        self.code = code
+        self.width, self.pitch, self.rate = (code.argument(index) for index in range(first - 3, first))
+        self.place = code.argument(first + 3, "ptr")
+        self.arrays = [code.argument(first + 4 + index, "ptr") for index in range(count)]
+        self._words = [code.at(self.place, word, "i64") for word in range(2)]
+        self._start, self._element = (code.variable("i64", code.load(word, "i64")) for word in self._words)
+
+    def some(self) -> None:
+        """Fetch the next lines."""
+        code = self.code
+        with code.loop(0, self.rate):
+            start, element = (code.get("i64", slot) for slot in (self._start, self._element))
+            offset = code.add(start, element)
+            for array in self.arrays:
+                code.prefetch(code.at(array, offset, "float"))
+            further = code.add(element, LINE)
+            is_over = code.let(f"icmp sge i64 {further}, {self.width}")
+            code.set("i64", self._element, code.let(f"select i1 {is_over}, i64 0, i64 {further}"))
+            code.set("i64", self._start, code.add(start, code.let(f"select i1 {is_over}, i64 {self.pitch}, i64 0")))
+
+    def finish(self) -> None:
+        """Leave to the next call where this one has got to."""
+        for word, slot in zip(self._words, (self._start, self._element), strict=True):
+            self.code.set("i64", word, self.code.get("i64", slot))
 
 
 def _lines(code: Code, base: str, stride: str, numbers: Sequence[str]) -> list[Line]:
@@ -175,20 +255,29 @@ def _panel_uses(code: Code, width: int, remaining: str) -> list[tuple[int, str]]
 
 
 def _tile(
-    code: Code, width: int, panel: int, steps: str, a_rows: list[Line], a_depth: str, b: str
+    code: Code, width: int, panel: int, steps: str, a_rows: list[Line], a_depth: str, b: str, fetch: _Fetch | None
 ) -> list[list[SimdValue]]:
     """Rows of `width` vectors, summed over `steps` in registers; `panel`: from one depth to the next in b."""
     lanes = vector_lanes()
     sums = [[Variable(splat_constant(code, 0.0)) for _ in range(width)] for _ in a_rows]
-    with code.loop(0, steps) as k:
-        b_row = Line(code, code.at(b, code.mul(k, panel), "float"), "float")
-        b_vectors = [b_row.load(v * lanes) for v in range(width)]
-        offset = code.mul(k, a_depth)
-        for a_row, row_sums in zip(a_rows, sums, strict=True):
-            element = splat(a_row.load(offset, lanes=1))
-            for b_vector, total in zip(b_vectors, row_sums, strict=True):
-                # Fused where the machine can; nothing is gained by emulating it.
-                total.set(element.intrinsic("fmuladd", b_vector, total.get()))
+
+    def multiply(first: str | int, last: str) -> None:
+        with code.loop(first, last) as k:
+            b_row = Line(code, code.at(b, code.mul(k, panel), "float"), "float")
+            b_vectors = [b_row.load(v * lanes) for v in range(width)]
+            offset = code.mul(k, a_depth)
+            for a_row, row_sums in zip(a_rows, sums, strict=True):
+                element = splat(a_row.load(offset, lanes=1))
+                for b_vector, total in zip(b_vectors, row_sums, strict=True):
+                    # Fused where the machine can; nothing is gained by emulating it.
+                    total.set(element.intrinsic("fmuladd", b_vector, total.get()))
+
+    if fetch is None:
+        multiply(0, steps)
+    else:
+        with code.loop(0, steps, LINE) as begin:
+            fetch.some()
+            multiply(begin, code.minimum(code.add(begin, LINE), steps))
     return [[total.get() for total in row_sums] for row_sums in sums]
 
 
