@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.contenders import CONTENDERS, YARDSTICK
 from benchmarks.contenders.sgemm import FLOPS
 from benchmarks.measure import SETTLING, Found, Process, Settings, best_peer, build, summary
-from benchmarks.table import aligned, check, megabytes, milliseconds
+from benchmarks.table import aligned, check, megabytes, milliseconds, short
 from benchmarks.workloads import ALL, Workload
 
 HEAD = ("threads", "median ms", "min ms", "to fewest", "best peer ms", "which", "speed", "of sgemm", "tensors MB")
@@ -117,4 +117,5 @@ def section(name: str, found: Scaled) -> str:
             )
         )
     everybody = {f"{one} {threads}": entry for threads, entries in found.items() for one, entry in entries.items()}
-    return "\n".join([f"\n{ALL[name].describes}", *aligned(rows), check(everybody, "train")])
+    failed = [f"  {who} threads: {short(entry['error'])}" for who, entry in everybody.items() if "error" in entry]
+    return "\n".join([f"\n{ALL[name].describes}", *aligned(rows), *failed, check(everybody, "train")])

@@ -204,11 +204,11 @@ class InterpretedRecurrent:
         given = self.arrays((dy, dh, dc), sequence, state, state)
         of_x = (p.samples, p.times, p.inputs)
         first = self.arrays((x, h0, c0), of_x, state, state)
-        inputs = [first[0], *self.ours(self.weights(weights)), *first[1:]]
         kept = memory_at(reserve, 16)
         if not kept.any():  # compile calls libraries once, before there is data
             return
         assert (kept == 7.0).all(), "the reserve is not what the forward pass left"
+        inputs = [first[0], *self.ours(self.weights(weights)), *first[1:]]
         kept[:] = np.nan
         expected = expected_of(p.cell, False, True, [*inputs, *given])
         (found_y,) = self.arrays((y,), sequence)
