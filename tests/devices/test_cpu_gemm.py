@@ -9,7 +9,7 @@ import pytest
 
 from mlcompute.devices.cpu.codegen import loops
 from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
-from mlcompute.devices.cpu.gemm import gemm_blocked, gemm_nt, matmul, packed_gemm
+from mlcompute.devices.cpu.gemm import gemm_blocked, matmul, packed_gemm
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.runtime.threads import KERNEL
 from mlcompute.ops.op import Array, Value
@@ -151,13 +151,11 @@ def test_products_with_large_weights(
     def views(a: Value, b: Value) -> list[Value]:
         return [transpose(a, (1, 0)) if turned else a, transpose(b, (1, 0)) if by_columns else b]
 
-    monkeypatch.setattr(gemm_nt, "machine_slices", lambda: 1)
     monkeypatch.setattr(matmul, "_kernel", lambda a, b, y: "blocked")
     monkeypatch.setattr(matmul, "suits_split_k", lambda a, b, y: False)
     found = []
     for size in (packed_gemm.UNCACHED, 0):
-        for module in (gemm_blocked, gemm_nt):
-            monkeypatch.setattr(module, "UNCACHED", size)
+        monkeypatch.setattr(gemm_blocked, "UNCACHED", size)
         bench = Bench(matmul.KERNELS, "matmul", [a, b], views=views)
         found += bench.check(lambda y, expected: np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5 * k))
     assert found[0].tobytes() == found[1].tobytes()

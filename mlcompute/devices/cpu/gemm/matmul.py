@@ -16,7 +16,6 @@ from mlcompute.devices.cpu.gemm.gemm_bfloat16 import bfloat16_entries, bfloat16_
 from mlcompute.devices.cpu.gemm.gemm_blocked import blocked_workspace, gemm_blocked_entry
 from mlcompute.devices.cpu.gemm.gemm_by_rows import gemm_by_rows_entry
 from mlcompute.devices.cpu.gemm.gemm_few_rows import few_rows_entry, has_few_rows
-from mlcompute.devices.cpu.gemm.gemm_nt import gemm_nt_entry, suits_nt
 from mlcompute.devices.cpu.gemm.gemm_split_k import split_k_entries, suits_split_k
 from mlcompute.devices.cpu.gemm.gemm_tn import is_gemm_tn
 from mlcompute.devices.cpu.kernels.widened import has_bfloat16
@@ -93,8 +92,6 @@ def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operan
         first_product.need(onednn.require())
         return _library_entry(step, operands, a, b, y)
     batch = _batch(a, b, y)
-    if kernel == "blocked" and suits_nt(a, b, y):
-        return gemm_nt_entry(step, a, b, y)
     if kernel == "blocked":
         return gemm_blocked_entry(step, operands, a, b, y, batch)
     if kernel == "by rows":
