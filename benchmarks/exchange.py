@@ -128,7 +128,7 @@ def measure_network(name: str, repeats: int = 300) -> None:
         shared.gather(Kind.PARAMETERS)
         times.append(time.perf_counter() - began)
     if group.is_first:
-        nbytes = sum(lane.length * lane.dtype.itemsize for lane in in_group.lanes)
+        nbytes = sum(bucket.length * bucket.dtype.itemsize for bucket in in_group.buckets)
         machines = size // len(group.exchange.machine)
         expected = seconds(nbytes / (size // machines), machines, MACHINE)
         print(

@@ -80,7 +80,7 @@ def attention(
                 (n * heads, l, s); or (n, heads, l, s), where extents may be 1
     key_value_heads     heads of keys and values, shared by groups of heads of queries; as many as `heads` unless given
     causal      a query sees only keys up to its own position
-    rotary      queries and keys are turned by their position (RoPE), with this base; True is 10000
+    rotary      queries and keys are rotated by their position (RoPE), with this base; True is 10000
     rotary_interleaved  turn neighbours (0, 1), (2, 3), ... instead of features half a head apart
     cache       positions of a key-value cache, with causal=True: in inference, runs go on where the last one ended
     weights     another attention layer, whose tensors are shared, or some of them by slot
@@ -124,7 +124,7 @@ def attention(
 def rotary(
     self: Graph, x: Tensor, *, heads: int = 1, base: float = 10000.0, interleaved: bool = False, name: str = ""
 ) -> Tensor:
-    """Rotary position embeddings (RoPE): pairs of features turned by their position.   x (n, length, features)
+    """Rotary position embeddings (RoPE): pairs of features rotated by their position.   x (n, length, features)
 
     heads        heads that share the features; `attention(..., rotary=True)` does it by itself
     interleaved  turn neighbours (0, 1), (2, 3), ... instead of features half a head apart

@@ -96,7 +96,7 @@ class _Layout:
             return step.inputs[0] in self.twins
         if step.op.name in _MOVES:
             return step.inputs[0] in self.twins and len(step.inputs[0].shape) == rank
-        if step.op.name == "concatenate":  # most of it should not have to be turned round
+        if step.op.name == "concatenate":  # most of it should not have to be transposed
             inside = sum(value.nbytes for value in step.inputs if value in self.twins)
             return 2 * inside >= sum(value.nbytes for value in step.inputs)
         # A repeated statistic: (1, C, 1, 1) to (N, C, H, W).

@@ -309,15 +309,15 @@ def _fused(
 
 def is_transposed(value: Value, index: Index) -> bool | None:
     """Does a matrix lie column by column? None for parts of others."""
-    turned, reshaped = False, False
+    transposed, reshaped = False, False
     for maker in _views(value, index):
         if maker.op is _TRANSPOSE and maker.attributes["axes"] == (1, 0) and not reshaped:
-            turned = not turned
+            transposed = not transposed
         elif maker.op.name == "reshape":
             reshaped = True
         else:
             return None
-    return turned
+    return transposed
 
 
 def _views(value: Value, index: Index) -> Iterator[Step]:

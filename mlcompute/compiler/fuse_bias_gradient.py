@@ -81,9 +81,9 @@ def _products(shown: list[Value], rows: Value, index: Index) -> list[tuple[Step,
     found = []
     for reader in dict.fromkeys(reader for value in shown for reader in index.readers.get(value, [])):
         if reader.op is _MATMUL:
-            for factor, (wanted, turned) in enumerate(((shape[::-1], True), (shape, False))):
+            for factor, (wanted, transposed) in enumerate(((shape[::-1], True), (shape, False))):
                 value = reader.inputs[factor]
-                if value in shown and value.shape == wanted and is_transposed(value, index) is turned:
+                if value in shown and value.shape == wanted and is_transposed(value, index) is transposed:
                     found.append((reader, factor))
     return found
 

@@ -23,7 +23,7 @@ class Augment:
 
     flip    left and right are exchanged in half of them
     crop    moved by up to so many pixels, in both directions; the border is repeated
-    rotate  turned by up to so many degrees, in both directions
+    rotate  rotated by up to so many degrees, in both directions
     colour  brightness, contrast and saturation changed by up to this share: 0.2 is 0.8 to 1.2 times
     mixup   each is mixed with another, λ image + (1 - λ) other, and so are the labels; λ is from Beta(mixup, mixup)
     seed    another seed, other changes
@@ -109,8 +109,8 @@ def _turned(x: Array, angles: Array) -> Array:
 
     upper = at(top, left) * (1 - by_column) + at(top, beside) * by_column
     lower = at(bottom, left) * (1 - by_column) + at(bottom, beside) * by_column
-    turned: Array = (upper * (1 - by_row) + lower * by_row).reshape(x.shape)
-    return turned
+    rotated: Array = (upper * (1 - by_row) + lower * by_row).reshape(x.shape)
+    return rotated
 
 
 def _coloured(x: Array, factors: Array) -> Array:

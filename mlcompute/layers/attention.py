@@ -37,8 +37,8 @@ class MultiheadAttentionDescriptor:
                           (grouped-query attention); by default head_count. Keys and values are projected to as many
                           heads, of the width that queries and results have
     is_causal             may a query see only keys up to its own position?
-    rotary_base           queries and keys are turned by their position, see `RotaryEmbeddingLayer`; None: they are not
-    is_rotary_interleaved are the pairs that are turned neighbours?
+    rotary_base           queries and keys are rotated by their position, see `RotaryEmbeddingLayer`; None: they are not
+    is_rotary_interleaved are the pairs that are rotated neighbours?
     cache_capacity        positions of a key-value cache; 0: none. In inference every run appends its keys and values to
                           those of the runs before, and its queries see them all; needs is_causal
     """
@@ -435,7 +435,7 @@ class MultiheadAttentionLayer(ParameterLists):
         return ops.reshape(y, (n, rows, outputs))
 
     def _rotated(self, x: Value, places: Value | None) -> Value:
-        """x (n, l, heads, width), turned by position: 0, 1, ... or the given ones."""
+        """x (n, l, heads, width), rotated by position: 0, 1, ... or the given ones."""
         d, (_, length, _, width) = self._descriptor, x.shape
         assert d.rotary_base is not None
         tables = rotations(length if places is None else d.cache_capacity, width, d.rotary_base)

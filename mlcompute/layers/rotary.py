@@ -1,4 +1,4 @@
-"""Rotary position embeddings: pairs of features are turned by an angle that grows with the position."""
+"""Rotary position embeddings: pairs of features are rotated by an angle that grows with the position."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RotaryEmbeddingLayer(Layer):
     """Rotary position embeddings (RoPE).   x (n, length, heads * width)   ->   y like x
 
     Per head, features i and j of a pair at position p:   y_i = x_i cos(a) - x_j sin(a)   y_j = x_j cos(a) + x_i sin(a)
-    with a = p / base^(2k / width) for pair k; products of turned queries and keys depend on their distance only.
+    with a = p / base^(2k / width) for pair k; products of rotated queries and keys depend on their distance only.
 
     head_count      heads that share the last axis
     base            how slowly the last pairs turn
@@ -76,7 +76,7 @@ def rotations(length: int, width: int, base: float) -> tuple[Array, Array]:
 
 
 def rotated(x: Value, cos: Value, sin: Value, is_interleaved: bool) -> Value:
-    """x (n, length, heads, width), turned; cos and sin (length, width / 2)."""
+    """x (n, length, heads, width), rotated; cos and sin (length, width / 2)."""
     n, length, heads, width = x.shape
     half = width // 2
     shape = (n, length, heads, half, 2) if is_interleaved else (n, length, heads, 2, half)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 #: What the model's metadata say about its initializers: they are the weights, and nothing else is.
 STATED = "weights"
 
+
 @dataclass(eq=False)
 class _Part:
     """One layer of the lowered graph: its steps, or its operator when that can be written as it is."""

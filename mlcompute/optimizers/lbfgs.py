@@ -128,19 +128,19 @@ class LBFGS:
         """-H g by the two-loop recursion (Nocedal and Wright, algorithm 7.4)."""
         if self._last is not None:
             change, before = self._last
-            turned = gradient - before
-            curvature = float(turned @ change)
+            difference = gradient - before
+            curvature = float(difference @ change)
             if curvature > 1e-10:
-                self._changes = [*self._changes, (change, turned)][-self.history_size :]
-                self._scale = curvature / float(turned @ turned)
+                self._changes = [*self._changes, (change, difference)][-self.history_size :]
+                self._scale = curvature / float(difference @ difference)
         direction, shares = -gradient, []
-        for change, turned in reversed(self._changes):
-            share = float(change @ direction) / float(turned @ change)
-            direction = direction - share * turned
+        for change, difference in reversed(self._changes):
+            share = float(change @ direction) / float(difference @ change)
+            direction = direction - share * difference
             shares.append(share)
         direction = direction * self._scale
-        for (change, turned), share in zip(self._changes, reversed(shares), strict=True):
-            direction = direction + (share - float(turned @ direction) / float(turned @ change)) * change
+        for (change, difference), share in zip(self._changes, reversed(shares), strict=True):
+            direction = direction + (share - float(difference @ direction) / float(difference @ change)) * change
         return direction
 
     def _evaluate(self, tensors: list[Tensor], weights: Array) -> tuple[float, Array]:

@@ -1,4 +1,4 @@
-"""Parameters and statistics of a group whose newest values lie in one bank of their lane or the other, turn by turn.
+"""Parameters and statistics of a group whose newest values lie in one bank of their bucket or the other, turn by turn.
 
 A step reads one bank and leaves new values in the other. So nobody copies them, and when a process is gone in the
 middle of a step, the others still have all values from before it.
@@ -13,7 +13,7 @@ import numpy as np
 
 from mlcompute.compiler.program import Program
 from mlcompute.ops.op import Array
-from mlcompute.runtime.lanes import Lane
+from mlcompute.runtime.buckets import Bucket
 from mlcompute.runtime.storage import Storage
 from mlcompute.runtime.tensor_state import storage_of
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 
 class AlternatingValues:
-    """What the lanes of a group hold besides losses."""
+    """What the buckets of a group hold besides losses."""
 
-    def __init__(self, compiled: CompiledGraph, lanes: Sequence[Lane]) -> None:
-        self._compiled, self._lanes = compiled, lanes
-        #: By lane: tensors that keep values, and where these are in each bank.
+    def __init__(self, compiled: CompiledGraph, buckets: Sequence[Bucket]) -> None:
+        self._compiled, self._buckets = compiled, buckets
+        #: By bucket: tensors that keep values, and where these are in each bank.
         self._kept = [
             [
-                (entry.tensor, lane.views[entry.tensor])
-                for entry in lane.entries
+                (entry.tensor, bucket.views[entry.tensor])
+                for entry in bucket.entries
                 if entry.role != "loss" and entry.tensor.keeps_data
             ]
-            for lane in lanes
+            for bucket in buckets
         ]
-        #: By lane: storages whose values lie in its banks; and those whose values are copied from there. Found when
+        #: By bucket: storages whose values lie in its banks; and those whose values are copied from there. Found when
         #: there had been so many rebindings; are some in a bank now that were not before?
         self._found: list[list[tuple[Storage, list[Array]]]] = []
-        self._elsewhere: list[tuple[Storage, Lane, list[Array]]] = []
+        self._elsewhere: list[tuple[Storage, Bucket, list[Array]]] = []
         self._found_at, self._is_rebound = -1, False
         #: Executables of this step; and those of steps before: how many rebindings there had been when they were bound.
         self._used: dict[tuple[Program, int], int] = {}
@@ -47,7 +47,7 @@ class AlternatingValues:
 
     def executable(self, program: Program) -> Executable:
         """A program that reads the current bank. One for each: nothing is bound anew from step to step."""
-        bank = self._lanes[0].current if self._lanes else 0
+        bank = self._buckets[0].current if self._buckets else 0
         found = self._compiled.executable(program) if bank == 0 else self._compiled.twin(program)
         key = (program, bank)
         bound_at = self._bound.get(key)
@@ -62,7 +62,7 @@ class AlternatingValues:
     def executables(self, program: Program) -> list[Executable]:
         """A program, by the bank it is to read."""
         found = [self._compiled.executable(program)]
-        if self._lanes and len(self._lanes[0].banks) > 1:
+        if self._buckets and len(self._buckets[0].banks) > 1:
             found.append(self._compiled.twin(program))
         return found
 
@@ -70,12 +70,12 @@ class AlternatingValues:
         """A step has left new values in the other bank."""
         if self._found_at != Storage.rebindings:
             self._find()
-        for lane, found in zip(self._lanes, self._found, strict=True):
-            lane.current = coming = lane.coming
+        for bucket, found in zip(self._buckets, self._found, strict=True):
+            bucket.current = coming = bucket.coming
             for storage, views in found:
                 storage.alternate(views[coming])
-        for storage, lane, views in self._elsewhere:
-            np.copyto(storage.memory(), views[lane.current], casting="same_kind")
+        for storage, bucket, views in self._elsewhere:
+            np.copyto(storage.memory(), views[bucket.current], casting="same_kind")
             storage.touched()
         if self._used:
             self._bound.update(self._used)
@@ -89,13 +89,13 @@ class AlternatingValues:
     def _find(self) -> None:
         """Where the values lie since somebody has written them, or bound other memory."""
         self._found_at, self._found, self._elsewhere = Storage.rebindings, [], []
-        for lane, kept in zip(self._lanes, self._kept, strict=True):
+        for bucket, kept in zip(self._buckets, self._kept, strict=True):
             found = []
             for tensor, views in kept:
                 storage = storage_of(tensor)
-                is_here = storage.host_memory() is views[lane.current]
-                if not is_here and (storage.is_callers or storage.dtype != lane.dtype):
-                    self._elsewhere.append((storage, lane, views))
+                is_here = storage.host_memory() is views[bucket.current]
+                if not is_here and (storage.is_callers or storage.dtype != bucket.dtype):
+                    self._elsewhere.append((storage, bucket, views))
                     continue
                 found.append((storage, views))
                 self._is_rebound |= not is_here

@@ -32,11 +32,11 @@ from mlcompute.execution import has_option
 from mlcompute.group.exchange import Kind
 from mlcompute.group.slices import Node, cut, nodes_of
 from mlcompute.ops.op import Array, Value
-from mlcompute.runtime.lanes import BLOCK, Lane
+from mlcompute.runtime.buckets import BLOCK, Bucket
 from mlcompute.runtime.run_specification import RunSpecification
 from mlcompute.runtime.sizes import Sizes
 from mlcompute.runtime.slice_passes import Part
-from mlcompute.runtime.step_device import StepDevice, Sums, fits_lane
+from mlcompute.runtime.step_device import StepDevice, Sums, fits_bucket
 from mlcompute.runtime.storage import Clock
 from mlcompute.tensor import Tensor
 
@@ -79,11 +79,11 @@ def _why_not(training: GroupTraining) -> str:
         return "the graph has no optimizer"
     if training.group.slices > _MOST_NODES:
         return f"a batch is cut into {training.group.slices} slices, of at most {_MOST_NODES}"
-    for lane in training.lanes:
-        if lane.dtype not in (np.float32, np.float64):
-            return f"{lane.entries[0].tensor!r} is {lane.dtype}, and sums are float32 or float64"
-        for entry in lane.entries if training.group.size > 1 else ():
-            if not fits_lane(lane, entry):  # what is gathered are the parameters themselves
+    for bucket in training.buckets:
+        if bucket.dtype not in (np.float32, np.float64):
+            return f"{bucket.entries[0].tensor!r} is {bucket.dtype}, and sums are float32 or float64"
+        for entry in bucket.entries if training.group.size > 1 else ():
+            if not fits_bucket(bucket, entry):  # what is gathered are the parameters themselves
                 return f"{entry.tensor!r} has gradients of another type"
     return ""
 
@@ -105,7 +105,7 @@ class DeviceStep:
     """The devices of this process, and what they exchange with those of others.
 
     root     of the tree of slices; `own`: the slices of each device, `nodes`: the nodes of the tree it sends
-    bounds   of every lane, where each device's shard begins, and the end
+    bounds   of every bucket, where each device's shard begins, and the end
     clock    when the devices last overwrote parameters, statistics and optimizer state
     """
 
@@ -115,7 +115,7 @@ class DeviceStep:
         self.root: Node = (0, slices)
         self.own = cut(slices, size)
         self.nodes = [nodes_of(own, self.root) for own in self.own]
-        self.bounds = [_bounds(lane, training.group.size, size) for lane in training.lanes]
+        self.bounds = [_bounds(bucket, training.group.size, size) for bucket in training.buckets]
         self.clock = Clock(*exchange.engines)
         optimizer = training.request.optimizer
         self._has_norms = optimizer is not None and bool(norm_names(optimizer))
@@ -359,14 +359,14 @@ class DeviceStep:
         for source in range(self.exchange.size):
             for target in range(self.exchange.size):
                 for place, _ in enumerate(self.nodes[source] if source != target else ()):
-                    for lane in range(len(self.bounds)):
+                    for bucket in range(len(self.bounds)):
                         read, written = self._local(source), self._local(target)
                         transfers.append(
                             Transfer(
                                 source,
                                 target,
-                                None if read is None else read.sent(lane, place, target),
-                                None if written is None else written.received[source][place][lane],
+                                None if read is None else read.sent(bucket, place, target),
+                                None if written is None else written.received[source][place][bucket],
                             )
                         )
         self.exchange.move([*transfers, *self.exchange.failures()] if self.can_fail else transfers)
@@ -378,13 +378,15 @@ class DeviceStep:
             self._gather([device.whole for device in self._devices])
 
     def _gather(self, buffers: Sequence[Sums]) -> None:
-        """Every device's shard of these lanes, to all others."""
+        """Every device's shard of these buckets, to all others."""
         transfers = []
         for source in range(self.exchange.size):
             for target in range(self.exchange.size):
-                for lane in range(len(self.bounds)) if source != target else ():
+                for bucket in range(len(self.bounds)) if source != target else ():
                     local = [None if self._local(rank) is None else rank - self.first for rank in (source, target)]
-                    read, written = (None if k is None else self.shard(lane, source, buffers[k][lane]) for k in local)
+                    read, written = (
+                        None if k is None else self.shard(bucket, source, buffers[k][bucket]) for k in local
+                    )
                     transfers.append(Transfer(source, target, read, written))
         self.exchange.move(transfers)
 
@@ -397,10 +399,10 @@ class DeviceStep:
         place = rank - self.first
         return self._devices[place] if 0 <= place < len(self._devices) else None
 
-    def shard(self, lane: int, rank: int, buffer: Buffer) -> Buffer:
-        """A device's shard of a buffer as long as a lane."""
-        first, last = self.bounds[lane][rank : rank + 2]
-        size = self.training.lanes[lane].dtype.itemsize
+    def shard(self, bucket: int, rank: int, buffer: Buffer) -> Buffer:
+        """A device's shard of a buffer as long as a bucket."""
+        first, last = self.bounds[bucket][rank : rank + 2]
+        size = self.training.buckets[bucket].dtype.itemsize
         return self.exchange.part(buffer, first * size, (last - first) * size)
 
     def _numbers(self) -> dict[str, float]:
@@ -409,9 +411,9 @@ class DeviceStep:
         state = training.session.state
         assert state is not None
         if self._has_norms:
-            for index, lane in enumerate(training.lanes):
-                first, _ = lane.shard(training.group.rank)
-                self._devices[0].whole[index].read(lane.reduced, first * lane.dtype.itemsize)
+            for index, bucket in enumerate(training.buckets):
+                first, _ = bucket.shard(training.group.rank)
+                self._devices[0].whole[index].read(bucket.reduced, first * bucket.dtype.itemsize)
         return training.update.numbers(state)
 
 
@@ -421,8 +423,8 @@ def _is_waited_for(call: Call) -> bool:
     return call.completion_handler is not None or bool(call.outputs_data) or has_option(call.options, asked)
 
 
-def _bounds(lane: Lane, processes: int, size: int) -> list[int]:
-    """Where each device's shard of a lane begins: for processes as the lane says, they own what lies in it."""
+def _bounds(bucket: Bucket, processes: int, size: int) -> list[int]:
+    """Where each device's shard of a bucket begins: for processes as the bucket says, they own what lies in it."""
     if processes > 1:
-        return lane.bounds
-    return [0, *(BLOCK * last for _, last in cut(lane.length // BLOCK, size))]
+        return bucket.bounds
+    return [0, *(BLOCK * last for _, last in cut(bucket.length // BLOCK, size))]

@@ -73,9 +73,7 @@ def prepared(session: Session, options: ExecutionOptions) -> GroupCall | None:
     return GroupCall(step, step.specification, Call("execute", options))
 
 
-def execute(
-    session: Session, call: Call, batch: int, data: Mapping[Tensor, Any], phases: tuple[str, ...]
-) -> Execution:
+def execute(session: Session, call: Call, batch: int, data: Mapping[Tensor, Any], phases: tuple[str, ...]) -> Execution:
     """One training step of the whole group."""
     training = in_group(session)
     if "update" in phases:

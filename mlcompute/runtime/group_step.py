@@ -90,9 +90,9 @@ class GroupStep:
         session = training.session
         training.results.begin("slice", self._batch)
         training.begin_passes(self._batch)
-        lanes, random = training.lanes, session.random.current()
+        buckets, random = training.buckets, session.random.current()
         session.random, session.passes, start = random, None, random.count
-        self._bank, self._data = lanes[0].current if lanes else 0, data
+        self._bank, self._data = buckets[0].current if buckets else 0, data
         if specification is not None:
             session.inputs.remember(specification.inputs, data)  # type: ignore[arg-type]
             if self._keys:
@@ -148,7 +148,7 @@ class GroupStep:
 
 
 class _SliceProgram:
-    """The program of slices of one size, once for each bank that parameters may lie in (see `Lane`)."""
+    """The program of slices of one size, once for each bank that parameters may lie in (see `Bucket`)."""
 
     __slots__ = (
         *("_bound_at", "_session", "_storages", "begins_with", "executables", "outputs", "program", "scalars"),

@@ -1,6 +1,6 @@
 """One training graph on many processes: slices of the batch, exchange of gradients, update of a shard, new parameters.
 
-each own slice    forward, gradient      -> gradients, statistics and losses in a flat array (lanes.py)
+each own slice    forward, gradient      -> gradients, statistics and losses in a flat array (buckets.py)
 along the tree    sums of own slices     -> one array per node of the tree (group/slices.py)
 alltoall          everybody's nodes, of my shard; added in the order of the tree
 update            of the parameters in my shard, with the optimizer state only I have (shard_update.py)
@@ -25,11 +25,11 @@ from mlcompute.group.slices import Node, joins
 from mlcompute.ops.op import Array
 from mlcompute.runtime import device_step
 from mlcompute.runtime.alternating_values import AlternatingValues
+from mlcompute.runtime.bucket_exchange import BucketExchange, Sums, gather_shards
+from mlcompute.runtime.buckets import Entry, make_buckets
 from mlcompute.runtime.group_results import GroupResults
 from mlcompute.runtime.group_start import compare
 from mlcompute.runtime.group_step import GroupStep
-from mlcompute.runtime.lane_exchange import LaneExchange, Sums, gather_shards
-from mlcompute.runtime.lanes import Entry, make_lanes
 from mlcompute.runtime.run import Call, Run
 from mlcompute.runtime.shard_update import ShardUpdate
 from mlcompute.runtime.sizes import Sizes
@@ -88,37 +88,39 @@ class GroupTraining:
         tensors += [(t, "loss", program.values[t].shape, program.values[t].dtype) for t in self.losses]
         whole = optimizer is not None and not is_elementwise(optimizer, self.request.groups.values())
         blocks = optimizer is not None and bool(norm_names(optimizer))
-        self.lanes = make_lanes(tensors, program.chunks, group.size, group.rank, whole=whole, blocks=blocks)
-        layouts = [StateLayout(self.request, self.lanes, rank) for rank in range(group.size)]
+        self.buckets = make_buckets(tensors, program.chunks, group.size, group.rank, whole=whole, blocks=blocks)
+        layouts = [StateLayout(self.request, self.buckets, rank) for rank in range(group.size)]
         elastic = self.session.elastic
         banks = 2 if self.compiled.shares_memory or elastic else 1
         mirrored = [2 * layout.nbytes if elastic else 0 for layout in layouts]
-        self.shared = LaneExchange(group, self.lanes, banks=banks, mirrored=mirrored)
+        self.shared = BucketExchange(group, self.buckets, banks=banks, mirrored=mirrored)
         first, last = group.slices_of(group.rank)
         self._own_slices, self._own_nodes = range(first, last), frozenset(self.shared.nodes[group.rank])
         # The only slice leaves its gradients where the others look for them.
         own = self.shared.memory.get(first)
         self._work = (
-            own if own is not None and last - first == 1 else [np.zeros(one.length, one.dtype) for one in self.lanes]
+            own if own is not None and last - first == 1 else [np.zeros(one.length, one.dtype) for one in self.buckets]
         )
         #: Tensor -> where a slice leaves its gradient, statistic or loss.
         self._left = {
             entry.tensor: _shown(array, entry)
-            for lane, array in zip(self.lanes, self._work, strict=True)
-            for entry in lane.entries
+            for bucket, array in zip(self.buckets, self._work, strict=True)
+            for entry in bucket.entries
         }
         self.storages = {tensor: Storage(memory, is_callers=True) for tensor, memory in self._left.items()}
-        self._lane_of_loss = [(e.tensor, lane) for lane in self.lanes for e in lane.entries if e.role == "loss"]
+        self._bucket_of_loss = [
+            (e.tensor, bucket) for bucket in self.buckets for e in bucket.entries if e.role == "loss"
+        ]
         self.slices.forget()
         self._pending, self._sums, self._coming, self._spare = {}, {}, self._own_slices.start, []
-        self.update = ShardUpdate(self.session, self.compiled, self.exchange, self.lanes, self.shared, layouts)
-        #: What is only added up, and not by the update: (number of the lane, lane, elements).
+        self.update = ShardUpdate(self.session, self.compiled, self.exchange, self.buckets, self.shared, layouts)
+        #: What is only added up, and not by the update: (number of the bucket, bucket, elements).
         self._summed = [
-            (index, lane, rest)
-            for index, lane in enumerate(self.lanes)
-            if (rest := lane.summed(group.rank)) is not None and not self.update.sums(lane)
+            (index, bucket, rest)
+            for index, bucket in enumerate(self.buckets)
+            if (rest := bucket.summed(group.rank)) is not None and not self.update.sums(bucket)
         ]
-        self.alternating = AlternatingValues(self.compiled, self.lanes)
+        self.alternating = AlternatingValues(self.compiled, self.buckets)
         #: Whole steps without the host, where devices can do that.
         self.on_devices = None if elastic else device_step.made(self)
 
@@ -127,7 +129,7 @@ class GroupTraining:
         """Bytes of what is exchanged: sums of slices, new values, and what is received."""
         if self.on_devices is not None:
             return self.on_devices.nbytes
-        added = () if self.update.adds else (lane.reduced for lane in self.lanes)
+        added = () if self.update.adds else (bucket.reduced for bucket in self.buckets)
         return self.shared.nbytes + sum(int(array.nbytes) for array in (*added, *self._work))
 
     # The passes of own slices ---------------------------------------------------------------------------------------
@@ -174,8 +176,8 @@ class GroupTraining:
 
     def send_early(self, chunk: int) -> None:
         """The gradients of a chunk are complete, and nothing will be added to them: exchange them meanwhile."""
-        for index, lane in enumerate(self.lanes):
-            if lane.entries[0].tensor in self.program.chunks[chunk]:
+        for index, bucket in enumerate(self.buckets):
+            if bucket.entries[0].tensor in self.program.chunks[chunk]:
                 self.shared.start(index, self.batch, self.signal)
 
     def take_values(self, number: int, run: Run) -> None:
@@ -240,18 +242,18 @@ class GroupTraining:
             self._reduce()
         if state is not None:
             self.update.run(state)
-        for index, lane, rest in self._summed:
+        for index, bucket, rest in self._summed:
             if self.update.adds:
-                self.shared.reduce(index, lane.reduced)
-            lane.banks[lane.coming][rest] = lane.reduced[rest.start - lane.shard(self.group.rank)[0] :]
+                self.shared.reduce(index, bucket.reduced)
+            bucket.banks[bucket.coming][rest] = bucket.reduced[rest.start - bucket.shard(self.group.rank)[0] :]
         if self.session.elastic:
             self.shared.mirror(Kind.STATE, self.update.bank + 1)
         self.shared.gather(Kind.PARAMETERS)
         if self.session.elastic:
             self.results.gather_rows()
         # Everything has arrived: from here on nothing can fail, and the step counts.
-        for tensor, lane in self._lane_of_loss if is_whole_step else ():
-            self.results.losses[tensor] = lane.views[tensor][lane.coming].copy()
+        for tensor, bucket in self._bucket_of_loss if is_whole_step else ():
+            self.results.losses[tensor] = bucket.views[tensor][bucket.coming].copy()
         if state is not None and is_whole_step and self.compiled.shares_memory:
             self.alternating.switch()
         else:
@@ -264,19 +266,19 @@ class GroupTraining:
     def _store(self, state: OptimizerState | None, *, is_whole_step: bool) -> None:
         """New values of parameters and statistics, from where the exchange has left them, into memory of their own."""
         self.alternating.release()
-        for lane in self.lanes:
-            for entry in lane.entries:
+        for bucket in self.buckets:
+            for entry in bucket.entries:
                 storage = state_of(entry.tensor).storage
                 is_new = state is not None if entry.role == "parameter" else is_whole_step
                 if entry.role != "loss" and storage is not None and is_new:
-                    storage.write(lane.views[entry.tensor][lane.coming])
-        for lane in self.lanes if state is not None else ():
-            lane.current = lane.coming
+                    storage.write(bucket.views[entry.tensor][bucket.coming])
+        for bucket in self.buckets if state is not None else ():
+            bucket.current = bucket.coming
 
     def _reduce(self) -> None:
         """The sums over all slices of the own shard, in `reduced`."""
-        for index, lane in enumerate(self.lanes):
-            self.shared.reduce(index, lane.reduced)
+        for index, bucket in enumerate(self.buckets):
+            self.shared.reduce(index, bucket.reduced)
 
     def finish_passes(self) -> None:
         """The update after gradient passes by themselves; gradients can be read, and used, again."""
@@ -389,11 +391,11 @@ class GroupTraining:
         self._reduce()
         self._pending = pending
         found: dict[Tensor, Array] = {}
-        for lane in self.lanes:
-            whole = np.zeros(lane.length, lane.dtype)
-            lane.part(whole, self.group.rank)[...] = lane.reduced
-            gather_shards(self.exchange, Kind.GRADIENTS, lane, whole)
-            for entry in lane.entries:
+        for bucket in self.buckets:
+            whole = np.zeros(bucket.length, bucket.dtype)
+            bucket.part(whole, self.group.rank)[...] = bucket.reduced
+            gather_shards(self.exchange, Kind.GRADIENTS, bucket, whole)
+            for entry in bucket.entries:
                 if entry.role == "parameter":
                     found[entry.tensor] = _shown(whole, entry)
         return found

@@ -21,8 +21,8 @@ from mlcompute.devices.host_memory import allocate
 from mlcompute.errors import ProcessError
 from mlcompute.group.exchange import Exchange, Kind
 from mlcompute.ops.op import FLOAT32, Array, Value
-from mlcompute.runtime.lane_exchange import LaneExchange, of_bank
-from mlcompute.runtime.lanes import BLOCK, Lane, Piece
+from mlcompute.runtime.bucket_exchange import BucketExchange, of_bank
+from mlcompute.runtime.buckets import BLOCK, Bucket, Piece
 from mlcompute.runtime.sharded_state import ShardedState
 from mlcompute.runtime.state_layout import StateLayout, whole_states
 from mlcompute.runtime.storage import Storage
@@ -44,7 +44,7 @@ class ShardUpdate:
 
     pieces    tensor -> where it lies
     program   None where this process owns no parameter
-    adds      does the program add up everybody's sums? Else it reads `Lane.reduced`
+    adds      does the program add up everybody's sums? Else it reads `Bucket.reduced`
     given     state that was set, of which every process knows all, and which may not have reached the mirrors yet
     """
 
@@ -53,15 +53,15 @@ class ShardUpdate:
         session: Session,
         compiled: CompiledGraph,
         exchange: Exchange,
-        lanes: list[Lane],
-        shared: LaneExchange,
+        buckets: list[Bucket],
+        shared: BucketExchange,
         layouts: list[StateLayout],
     ) -> None:
-        self._session, self._compiled, self._exchange, self._lanes = session, compiled, exchange, lanes
+        self._session, self._compiled, self._exchange, self._buckets = session, compiled, exchange, buckets
         self._shared, self._layouts = shared, layouts
         assert session.device is not None
         self._queue = queue_of(session.device)
-        parameters = [entry.tensor for lane in lanes for entry in lane.entries if entry.role == "parameter"]
+        parameters = [entry.tensor for bucket in buckets for entry in bucket.entries if entry.role == "parameter"]
         self._parameters = [(tensor, state_of(tensor)) for tensor in parameters]
         #: State of parameters that stands for the parts of all processes.
         self._adopted: dict[Tensor, list[Storage]] = {}
@@ -79,21 +79,21 @@ class ShardUpdate:
             and is_elementwise(request.optimizer, request.groups.values())
             and all(len(parts) <= _MOST_PARTS for parts in shared.parts)
         )
-        self.pieces: dict[Tensor, tuple[Lane, Piece]] = {}
-        #: Where each piece lies, by bank of its lane.
+        self.pieces: dict[Tensor, tuple[Bucket, Piece]] = {}
+        #: Where each piece lies, by bank of its bucket.
         self._places: dict[Tensor, list[Storage]] = {}
-        #: What is only added up: (lane, elements of it).
-        self._summed: dict[Tensor, tuple[Lane, slice]] = {}
+        #: What is only added up: (bucket, elements of it).
+        self._summed: dict[Tensor, tuple[Bucket, slice]] = {}
         self.program: Program | None = None
         #: How many rebindings there had been when all parameters were found in the banks.
         self._found_at = -1
         if request.optimizer is not None:
-            for lane in lanes:
-                for piece in lane.pieces(exchange.rank):
-                    self._add(lane, piece)
-                rest = lane.summed(exchange.rank)
-                if self.adds and rest is not None and lane.dtype == FLOAT32:  # others may be rounded less often there
-                    self._summed[Tensor(shape=(rest.stop - rest.start,))] = (lane, rest)
+            for bucket in buckets:
+                for piece in bucket.pieces(exchange.rank):
+                    self._add(bucket, piece)
+                rest = bucket.summed(exchange.rank)
+                if self.adds and rest is not None and bucket.dtype == FLOAT32:  # others may be rounded less often there
+                    self._summed[Tensor(shape=(rest.stop - rest.start,))] = (bucket, rest)
         layout = layouts[exchange.rank]
         self._memory = shared.mirrors[exchange.rank] if session.elastic else allocate(layout.nbytes).host
         #: The state of each piece; there are two versions where others may have to go on with the one before the last.
@@ -107,20 +107,20 @@ class ShardUpdate:
         if self.pieces or self._summed:
             self._compile()
 
-    def _add(self, lane: Lane, piece: Piece) -> None:
+    def _add(self, bucket: Bucket, piece: Piece) -> None:
         owner, shape = piece.entry.tensor, piece.shape
         dtype = owner.descriptor.data_type.numpy
         tensor = Tensor(TensorDescriptor(shape, data_type=owner.descriptor.data_type))
         tensor.label = owner.label
-        self.pieces[tensor] = (lane, piece)
-        arrays = [bank[piece.start : piece.stop].reshape(shape) for bank in lane.banks]
-        if dtype != lane.dtype:
-            arrays = [np.zeros(shape, dtype) for _ in lane.banks]
+        self.pieces[tensor] = (bucket, piece)
+        arrays = [bank[piece.start : piece.stop].reshape(shape) for bank in bucket.banks]
+        if dtype != bucket.dtype:
+            arrays = [np.zeros(shape, dtype) for _ in bucket.banks]
         self._places[tensor] = [Storage(array, is_callers=True) for array in arrays]
         state_of(tensor).storage = self._places[tensor][0]
 
     def _compile(self) -> None:
-        request, engine, banks = self._compiled.request, self._compiled.engine, len(self._lanes[0].banks)
+        request, engine, banks = self._compiled.request, self._compiled.engine, len(self._buckets[0].banks)
         groups = {tensor: request.groups.get(piece.entry.tensor, ()) for tensor, (_, piece) in self.pieces.items()}
         wanted = Request(
             parameters=list(self.pieces),
@@ -142,14 +142,14 @@ class ShardUpdate:
         places = self._places
         #: Parameters, their values in each bank, where the own piece lies in each, and which elements that is.
         self._known = [
-            (piece.entry.tensor, lane.views[piece.entry.tensor], places[tensor], piece.inner)
-            for tensor, (lane, piece) in self.pieces.items()
+            (piece.entry.tensor, bucket.views[piece.entry.tensor], places[tensor], piece.inner)
+            for tensor, (bucket, piece) in self.pieces.items()
         ]
-        #: Pieces that the program does not leave in the lanes.
+        #: Pieces that the program does not leave in the buckets.
         self._elsewhere = [
-            (tensor, lane, piece)
-            for tensor, (lane, piece) in self.pieces.items()
-            if not self._compiled.shares_memory or places[tensor][0].dtype != lane.dtype
+            (tensor, bucket, piece)
+            for tensor, (bucket, piece) in self.pieces.items()
+            if not self._compiled.shares_memory or places[tensor][0].dtype != bucket.dtype
         ]
         parts = {tensor: self._parts(*place) for tensor, place in self.pieces.items()}
         self._gradients = [one for some in parts.values() for one in some]
@@ -167,10 +167,10 @@ class ShardUpdate:
                 for value, storage in storages:
                     executable.bind(value, storage.buffer(engine))
 
-    def _parts(self, lane: Lane, piece: Piece) -> list[Storage]:
+    def _parts(self, bucket: Bucket, piece: Piece) -> list[Storage]:
         """What a piece's gradient is the sum of."""
-        first = lane.shard(self._exchange.rank)[0]
-        arrays = self._shared.parts[self._lanes.index(lane)] if self.adds else [lane.reduced]
+        first = bucket.shard(self._exchange.rank)[0]
+        arrays = self._shared.parts[self._buckets.index(bucket)] if self.adds else [bucket.reduced]
         inner = slice(piece.start - first, piece.stop - first)
         return [Storage(array[inner].reshape(piece.shape), is_callers=True) for array in arrays]
 
@@ -187,10 +187,12 @@ class ShardUpdate:
 
     def _bound_sum(self, program: Program, tensor: Tensor, bank: int) -> list[tuple[Value, Storage]]:
         """Where the parts of what is only added up lie, and the sum."""
-        lane, rest = self._summed[tensor]
-        first = lane.shard(self._exchange.rank)[0]
-        parts = [array[rest.start - first : rest.stop - first] for array in self._shared.parts[self._lanes.index(lane)]]
-        arrays = [*parts, lane.banks[(bank + 1) % len(lane.banks)][rest]]
+        bucket, rest = self._summed[tensor]
+        first = bucket.shard(self._exchange.rank)[0]
+        parts = [
+            array[rest.start - first : rest.stop - first] for array in self._shared.parts[self._buckets.index(bucket)]
+        ]
+        arrays = [*parts, bucket.banks[(bank + 1) % len(bucket.banks)][rest]]
         values = [*program.summands[tensor], *program.updated[tensor]]
         return [(value, Storage(array, is_callers=True)) for value, array in zip(values, arrays, strict=True)]
 
@@ -198,8 +200,8 @@ class ShardUpdate:
 
     @property
     def bank(self) -> int:
-        """The current bank of all lanes."""
-        return self._lanes[0].current if self._lanes else 0
+        """The current bank of all buckets."""
+        return self._buckets[0].current if self._buckets else 0
 
     def _version(self, bank: int) -> dict[Tensor, list[Storage]]:
         return self._versions[bank % len(self._versions)]
@@ -317,9 +319,9 @@ class ShardUpdate:
         """Bytes of optimizer state this process has."""
         return sum(one.nbytes for version in self._versions for states in version.values() for one in states)
 
-    def sums(self, lane: Lane) -> bool:
-        """Does the program also add up what is not updated in a lane, statistics and losses?"""
-        return any(lane is one for one, _ in self._summed.values())
+    def sums(self, bucket: Bucket) -> bool:
+        """Does the program also add up what is not updated in a bucket, statistics and losses?"""
+        return any(bucket is one for one, _ in self._summed.values())
 
     # Running --------------------------------------------------------------------------------------------------------
 
@@ -334,7 +336,7 @@ class ShardUpdate:
         return {**self._numbers, **self._norms(state)}
 
     def run(self, state: OptimizerState) -> None:
-        """New parameters of the own shard in the lanes' coming banks, from everybody's sums of gradients."""
+        """New parameters of the own shard in the buckets' coming banks, from everybody's sums of gradients."""
         self.begin(state)
         numbers = self.numbers(state) if self._norm_names else self._numbers
         if self.program is None:
@@ -345,9 +347,9 @@ class ShardUpdate:
         if self._found_at != Storage.rebindings:
             self._find_parameters(bank)
         self._queue.run_now(self._carry_out, bank)
-        for tensor, lane, piece in self._elsewhere:
-            new = self._places[tensor][lane.coming]
-            lane.banks[lane.coming][piece.start : piece.stop] = new.array().reshape(-1)
+        for tensor, bucket, piece in self._elsewhere:
+            new = self._places[tensor][bucket.coming]
+            bucket.banks[bucket.coming][piece.start : piece.stop] = new.array().reshape(-1)
         if self._session.elastic and not self._compiled.shares_memory:
             self.fetch_states(bank + 1)
 
@@ -389,10 +391,10 @@ class ShardUpdate:
         if not names:
             return {}
         squares, grouped = dict[Tensor, float](), dict[int, float]()
-        for lane in self._lanes:
-            messages = self._exchange.gather_bytes(Kind.NORM, lane.squares(self._exchange.rank).tobytes())
+        for bucket in self._buckets:
+            messages = self._exchange.gather_bytes(Kind.NORM, bucket.squares(self._exchange.rank).tobytes())
             blocks = np.concatenate([np.frombuffer(message, np.float64) for message in messages]).tolist()
-            for entry in lane.entries:
+            for entry in bucket.entries:
                 if entry.role == "parameter":
                     squares[entry.tensor] = math.fsum(blocks[entry.start // BLOCK : -(-entry.stop // BLOCK)])
         of_group = {tensor: optimizer.clipping_group(request.groups.get(tensor, ())) for tensor in squares}

@@ -9,7 +9,7 @@ import numpy as np
 
 from mlcompute.compiler import Request
 from mlcompute.ops.op import FLOAT32, Array, Shape
-from mlcompute.runtime.lanes import Lane, Piece
+from mlcompute.runtime.buckets import Bucket, Piece
 from mlcompute.tensor import Tensor
 
 #: Every state begins at a multiple of so many bytes.
@@ -27,15 +27,15 @@ class Place(NamedTuple):
 class StateLayout:
     """The states of the pieces of parameters in one process's shard.
 
-    places   (piece, where its states lie, in the optimizer's order), lane by lane
+    places   (piece, where its states lie, in the optimizer's order), bucket by bucket
     nbytes   of all
     """
 
-    def __init__(self, request: Request, lanes: Iterable[Lane], rank: int) -> None:
+    def __init__(self, request: Request, buckets: Iterable[Bucket], rank: int) -> None:
         self.places: list[tuple[Piece, list[Place]]] = []
         self.nbytes = 0
         optimizer = request.optimizer
-        for piece in [] if optimizer is None else [piece for lane in lanes for piece in lane.pieces(rank)]:
+        for piece in [] if optimizer is None else [piece for bucket in buckets for piece in bucket.pieces(rank)]:
             assert optimizer is not None
             owner, places = piece.entry.tensor, list[Place]()
             for shape in optimizer.rule(request.groups.get(owner, ())).layout(piece.shape).values():

@@ -15,8 +15,8 @@ from mlcompute.devices.device_exchange import SumTree
 from mlcompute.devices.foreign_array import Lying
 from mlcompute.group.slices import Node, joins, split_at
 from mlcompute.ops.op import Array, Value
+from mlcompute.runtime.buckets import Bucket, Entry
 from mlcompute.runtime.compiled_graph import CompiledGraph
-from mlcompute.runtime.lanes import Entry, Lane
 from mlcompute.runtime.storage import Storage
 from mlcompute.runtime.tensor_state import state_of, storage_of
 from mlcompute.tensor import Tensor
@@ -24,22 +24,22 @@ from mlcompute.tensor import Tensor
 if TYPE_CHECKING:
     from mlcompute.runtime.device_step import DeviceStep
 
-#: Buffers of one device, by lane.
+#: Buffers of one device, by bucket.
 Sums = list[Buffer]
 
 
 class StepDevice:
     """One device: its slices' programs, what they leave, and the update.
 
-    whole      by lane: sums over all slices of the batch, of the own shard at least
-    values     by lane: where the newest parameters, statistics and losses lie
-    received   by rank, node and lane: sums of other devices, of the own shard
+    whole      by bucket: sums over all slices of the batch, of the own shard at least
+    values     by bucket: where the newest parameters, statistics and losses lie
+    received   by rank, node and bucket: sums of other devices, of the own shard
     """
 
     def __init__(self, step: DeviceStep, rank: int) -> None:
         training = self._training = step.training
         self._step, self.rank = step, rank
-        self._exchange, self._lanes = step.exchange, training.lanes
+        self._exchange, self._buckets = step.exchange, training.buckets
         self.engine: Engine = step.exchange.engines[rank - step.first]
         compiled = training.compiled
         if self.engine is not compiled.engine:
@@ -53,16 +53,16 @@ class StepDevice:
         self._sums: dict[Node, Sums] = {}
         self.received = {
             source: [
-                [self._shard_memory(lane) for lane in range(len(self._lanes))] for _ in step.nodes[source]
+                [self._shard_memory(bucket) for bucket in range(len(self._buckets))] for _ in step.nodes[source]
             ]
             for source in range(step.exchange.size)
             if source != rank
         }  # fmt: skip
         #: Where slices leave what they have computed.
         self._left = {
-            entry.tensor: self._part(self._work[index], lane, entry)
-            for index, lane in enumerate(self._lanes)
-            for entry in lane.entries
+            entry.tensor: self._part(self._work[index], bucket, entry)
+            for index, bucket in enumerate(self._buckets)
+            for entry in bucket.entries
         }
         self._waited_for: dict[str, Buffer] = {}
         #: Outputs of own slices side by side, where each lies, and how often there had to be more memory.
@@ -77,23 +77,23 @@ class StepDevice:
         self._build_update()
 
     def _allocated(self) -> Sums:
-        return [self.engine.allocate(lane.length * lane.dtype.itemsize) for lane in self._lanes]
+        return [self.engine.allocate(bucket.length * bucket.dtype.itemsize) for bucket in self._buckets]
 
-    def _shard_memory(self, lane: int) -> Buffer:
-        first, last = self._step.bounds[lane][self.rank : self.rank + 2]
-        return self.engine.allocate((last - first) * self._lanes[lane].dtype.itemsize)
+    def _shard_memory(self, bucket: int) -> Buffer:
+        first, last = self._step.bounds[bucket][self.rank : self.rank + 2]
+        return self.engine.allocate((last - first) * self._buckets[bucket].dtype.itemsize)
 
-    def _part(self, buffer: Buffer, lane: Lane, entry: Entry) -> Buffer:
-        size = lane.dtype.itemsize
+    def _part(self, buffer: Buffer, bucket: Bucket, entry: Entry) -> Buffer:
+        size = bucket.dtype.itemsize
         return self._exchange.part(buffer, entry.start * size, (entry.stop - entry.start) * size)
 
     def _place_values(self) -> None:
         """Parameters and statistics lie side by side on the device: new ones arrive with one copy."""
-        for index, lane in enumerate(self._lanes):
-            for entry in lane.entries:
+        for index, bucket in enumerate(self._buckets):
+            for entry in bucket.entries:
                 storage = state_of(entry.tensor).storage
-                if storage is not None and fits_lane(lane, entry):
-                    self._placed.append((storage, self._part(self.values[index], lane, entry)))
+                if storage is not None and fits_bucket(bucket, entry):
+                    self._placed.append((storage, self._part(self.values[index], bucket, entry)))
                 if storage is not None:
                     storage.overwritten_by(self._step.clock)
 
@@ -105,8 +105,8 @@ class StepDevice:
         self._update = self.engine.build(program, self.engine.allocate(program.plan.nbytes))
         self._update.inputs = {}
         self._update_storages: list[tuple[Value, Storage]] = []
-        for tensor, (lane, piece) in update.pieces.items():
-            index, size, owner = self._lanes.index(lane), lane.dtype.itemsize, storage_of(piece.entry.tensor)
+        for tensor, (bucket, piece) in update.pieces.items():
+            index, size, owner = self._buckets.index(bucket), bucket.dtype.itemsize, storage_of(piece.entry.tensor)
             nbytes = (piece.stop - piece.start) * size
             gradient = self._exchange.part(self.whole[index], piece.start * size, nbytes)
             self._update.bind(program.summands[tensor][0], gradient)
@@ -122,9 +122,9 @@ class StepDevice:
     @property
     def nbytes(self) -> int:
         """Bytes of what is exchanged."""
-        lanes = sum(lane.length * lane.dtype.itemsize for lane in self._lanes)
+        buckets = sum(bucket.length * bucket.dtype.itemsize for bucket in self._buckets)
         received = sum(one.nbytes for nodes in self.received.values() for node in nodes for one in node)
-        return lanes * (3 + len(self._all_spare)) + received + self._rows.nbytes
+        return buckets * (3 + len(self._all_spare)) + received + self._rows.nbytes
 
     def _sums_at_once(self) -> int:
         """How many sums wait for others, at most, while the own slices are run (see `take`)."""
@@ -210,8 +210,8 @@ class StepDevice:
             self._zeros = arrays = self._zeros or self._allocated()
         for left, parent in joins(number, self._own_nodes, self._step.root):
             before = self._sums.pop(left)
-            for total, added, lane in zip(before, arrays, self._lanes, strict=True):
-                self._exchange.add(self.rank, total, (total, added), lane.dtype)
+            for total, added, bucket in zip(before, arrays, self._buckets, strict=True):
+                self._exchange.add(self.rank, total, (total, added), bucket.dtype)
             if arrays is not self._work and arrays is not self._zeros:
                 self._spare.append(arrays)
             node, arrays = parent, before
@@ -225,14 +225,14 @@ class StepDevice:
 
     # Exchange and update ----------------------------------------------------------------------------------------------
 
-    def sent(self, lane: int, place: int, target: int) -> Buffer:
+    def sent(self, bucket: int, place: int, target: int) -> Buffer:
         """Another device's shard of the sum of an own node."""
-        return self._step.shard(lane, target, self._sums[self._own_nodes[place]][lane])
+        return self._step.shard(bucket, target, self._sums[self._own_nodes[place]][bucket])
 
     def reduce(self) -> None:
         """Add the own shard of all nodes along the tree."""
         step = self._step
-        for index, lane in enumerate(self._lanes):
+        for index, bucket in enumerate(self._buckets):
             leaves: dict[Node, Buffer] = {
                 node: self.sent(index, place, self.rank) for place, node in enumerate(self._own_nodes)
             }
@@ -243,7 +243,7 @@ class StepDevice:
             if step.root in leaves:
                 self._exchange.copy(self.rank, target, leaves[step.root])
             elif target.nbytes:
-                self._exchange.add(self.rank, target, _tree(leaves, step.root), lane.dtype)
+                self._exchange.add(self.rank, target, _tree(leaves, step.root), bucket.dtype)
 
     @property
     def updating(self) -> Executable | None:
@@ -270,16 +270,16 @@ class StepDevice:
         """New parameters of the own shard, or of all; what is not updated comes from the sums as it is."""
         if self._update is not None:
             self._exchange.run(self.rank, self._update, ("update",), slot)
-        for index, lane in enumerate(self._lanes):
-            first, last = lane.shard(self._training.group.rank)
-            first, size = max(first, lane.updated), lane.dtype.itemsize
+        for index, bucket in enumerate(self._buckets):
+            first, last = bucket.shard(self._training.group.rank)
+            first, size = max(first, bucket.updated), bucket.dtype.itemsize
             if first < last:
                 target, source = (
                     self._exchange.part(buffers[index], first * size, (last - first) * size)
                     for buffers in (self.values, self.whole)
                 )
                 if self._step.can_fail:
-                    self._exchange.add(self.rank, target, source, lane.dtype, is_guarded=True)
+                    self._exchange.add(self.rank, target, source, bucket.dtype, is_guarded=True)
                 else:
                     self._exchange.copy(self.rank, target, source)
 
@@ -334,17 +334,17 @@ class StepDevice:
     def losses(self) -> list[tuple[Tensor, Callable[[], Array]]]:
         """Losses of the whole batch, when the device has come so far."""
         found = []
-        for index, lane in enumerate(self._lanes):
-            for entry in lane.entries:
+        for index, bucket in enumerate(self._buckets):
+            for entry in bucket.entries:
                 if entry.role == "loss":
-                    lying = Lying(self._part(self.values[index], lane, entry), entry.shape, lane.dtype)
+                    lying = Lying(self._part(self.values[index], bucket, entry), entry.shape, bucket.dtype)
                     found.append((entry.tensor, self._exchange.keep(self.rank, lying)))
         return found
 
 
-def fits_lane(lane: Lane, entry: Entry) -> bool:
-    """Do a tensor's values have the type of its lane?"""
-    return entry.tensor.descriptor.data_type.numpy == lane.dtype
+def fits_bucket(bucket: Bucket, entry: Entry) -> bool:
+    """Do a tensor's values have the type of its bucket?"""
+    return entry.tensor.descriptor.data_type.numpy == bucket.dtype
 
 
 def _tree(leaves: Mapping[Node, Buffer], node: Node) -> SumTree:

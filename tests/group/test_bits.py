@@ -246,14 +246,14 @@ def test_gradients_sent_while_others_are_computed_give_the_same_bits(monkeypatch
     def work(group):
         training = network(kind)
         training.compile(device=mlc.Device.cpu(), group=group)
-        lanes = training._session.in_group.shared
-        start = lanes.start
+        buckets = training._session.in_group.shared
+        start = buckets.start
 
         def noted(index, *rest):
             sent.append((group.rank, index))
             start(index, *rest)
 
-        monkeypatch.setattr(lanes, "start", noted)
+        monkeypatch.setattr(buckets, "start", noted)
         losses = []
         for step, rows in enumerate((BATCH, BATCH, BATCH, 2)):
             run = training.execute({"x": X[step][:rows]}, {"t": T[step][:rows]}, batch_size=rows)

@@ -45,9 +45,7 @@ def seed(training: mlc.TrainingGraph) -> None:
 
 
 def run_forward(training: mlc.TrainingGraph) -> None:
-    training.execute(
-        {"x": X[0]}, options=mlc.ExecutionOptions.FORWARD_FOR_INFERENCE | mlc.ExecutionOptions.SYNCHRONOUS
-    )
+    training.execute({"x": X[0]}, options=mlc.ExecutionOptions.FORWARD_FOR_INFERENCE | mlc.ExecutionOptions.SYNCHRONOUS)
 
 
 def run_passes(training: mlc.TrainingGraph) -> None:

@@ -34,10 +34,10 @@ def test_a_process_sends_to_one_of_every_other_machine(monkeypatch):
         step(training)
         sent[group.rank].clear()  # nobody else adds to it
         step(training, 1)
-        return list(sent[group.rank]), training._session.in_group.lanes[0]
+        return list(sent[group.rank]), training._session.in_group.buckets[0]
 
-    for rank, (messages, lane) in enumerate(run_group(6, work, slices=6)):
-        shards = [4 * (last - first) for first, last in map(lane.shard, range(6))]
+    for rank, (messages, bucket) in enumerate(run_group(6, work, slices=6)):
+        shards = [4 * (last - first) for first, last in map(bucket.shard, range(6))]
         others = [(rank + 2) % 6, (rank + 4) % 6]
         expected = [(to, nbytes) for to in others for nbytes in (shards[to], shards[rank])]
         headers = [(to, 48) for to in others for _ in range(2)]

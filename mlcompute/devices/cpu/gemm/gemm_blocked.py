@@ -123,8 +123,8 @@ def gemm_blocked_entry(
     """`batch`: axes along which matrices follow each other, with the strides of a, b and y; `buffer`: the workspace."""
     (m, n), k, count = y.shape[-2:], a.shape[-1], iteration_count(batch)
     by_columns = b.strides[-1] != 1 and n > 1
-    is_turned = count == 1 and not by_columns and a.strides[-1] != 1
-    name = "gemm_tn" if is_turned else "gemm_nt" if by_columns and count == 1 else "gemm_blocked"
+    is_transposed = count == 1 and not by_columns and a.strides[-1] != 1
+    name = "gemm_tn" if is_transposed else "gemm_nt" if by_columns and count == 1 else "gemm_blocked"
     code = Code(name)
     args = KernelArguments(code)
     types = [MEMORY_TYPES[operand.dtype] for operand in (a, b, y)]

@@ -155,7 +155,7 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     given = [_given(args, argument, full) for argument in update.arguments]
     in_blocks = _in_blocks(n, k)
     group = tile * (_TILES if in_blocks else 1)
-    type_, turned = MEMORY_TYPES[a.dtype], code.aligned_buffer((_MOST_DEPTH if in_blocks else DEPTH) * group)
+    type_, transposed = MEMORY_TYPES[a.dtype], code.aligned_buffer((_MOST_DEPTH if in_blocks else DEPTH) * group)
     first, last = code.share(slices)
     with code.loop(first, last) as number:
         begin, end = (code.div(code.mul(rows, edge), slices) for edge in (number, code.add(number, 1)))
@@ -165,11 +165,11 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
             # Brought together: a distance of a power of two would leave them few places in the cache.
             with code.loop(0, depth) as sample:
                 line = Line(code, code.at(from_a, code.add(code.mul(sample, a_row), top), type_), type_)
-                target = Line(code, code.at(turned, code.mul(sample, group), "float"), "float")
+                target = Line(code, code.at(transposed, code.mul(sample, group), "float"), "float")
                 copy_line(code, line, target, 0, code.sub(bottom, top))
             with code.loop(0, columns, block) as column, code.loop(top, bottom, height) as row:
                 tall, wide = code.minimum(code.sub(bottom, row), height), code.minimum(code.sub(columns, column), block)
-                factor = (code.at(turned, code.sub(row, top), "float"), 1, group)
+                factor = (code.at(transposed, code.sub(row, top), "float"), 1, group)
                 panels = code.at(from_b, code.mul(column, depth), "float")
                 corner = code.add(code.mul(row, columns), column)
                 ahead = None

@@ -117,9 +117,9 @@ def few_pixels_entries(
     columns = Operand(buffer.base, 0, (sizes.pixels, sizes.depth), (sizes.depth, 1), FLOAT32)
     outputs = sizes.w[0]
     if step.op.name == "convolution":
-        turned = Operand(weights.base, weights.offset, (sizes.depth, outputs), (1, sizes.depth), FLOAT32)
+        transposed = Operand(weights.base, weights.offset, (sizes.depth, outputs), (1, sizes.depth), FLOAT32)
         pixels = Operand(result.base, result.offset, (sizes.pixels, outputs), (outputs, 1), FLOAT32)
-        multiply = gemm_entry(step, operands, columns, turned, pixels)
+        multiply = gemm_entry(step, operands, columns, transposed, pixels)
         assert multiply is not None
         return [_unfold_entry(step, sizes, image, columns), multiply]
     filters = Operand(weights.base, weights.offset, (outputs, sizes.depth), (sizes.depth, 1), FLOAT32)

@@ -169,7 +169,7 @@ class _Writer:
             transpose.write(pointers[0], pointers[1], bounds[axis], extents[-1])
 
     def _by_tiles(self, tiles: Tiling, begin: str, end: str, extents: list[str]) -> None:
-        """Some loads lie in one piece along another axis: of every tile they are turned round before it is computed."""
+        """Some loads lie in one piece along another axis: of every tile they are transposed before it is computed."""
         code, pointers, axis = self.code, self.pointers, tiles.axis
         bounds = [(begin, end), *(("0", extent) for extent in extents[1:])]
         with contextlib.ExitStack() as loops:
@@ -180,18 +180,18 @@ class _Writer:
             column = loops.enter_context(code.loop("0", extents[-1], TILE_COLUMNS))
             last_row = code.minimum(code.add(row, TILE_ROWS), bounds[axis][1])
             last_column = code.minimum(code.add(column, TILE_COLUMNS), extents[-1])
-            turned = {}
+            transposed = {}
             for number in tiles.loads:
                 element, stride = MEMORY_TYPES[self.dtypes[number]], self.strides[number][-1]
                 source = code.at(code.at(pointers[number], row, element), code.mul(column, stride), element)
-                turned[number] = code.aligned_buffer(TILE_ROWS * TILE_COLUMNS)
+                transposed[number] = code.aligned_buffer(TILE_ROWS * TILE_COLUMNS)
                 tile = Transpose(code, element, stride, str(TILE_COLUMNS))
-                tile.write(source, turned[number], ("0", code.sub(last_row, row)), code.sub(last_column, column))
+                tile.write(source, transposed[number], ("0", code.sub(last_row, row)), code.sub(last_column, column))
                 self.access[number] = Access.CONTIGUOUS
             with code.loop(row, last_row) as index:
                 lines = self._moved(pointers, axis, index)
                 start = code.sub(code.mul(code.sub(index, row), TILE_COLUMNS), column)
-                for number, buffer in turned.items():
+                for number, buffer in transposed.items():
                     lines[number] = code.at(buffer, start, MEMORY_TYPES[self.dtypes[number]])
                 self._hoist(Access.FIXED, lines)
                 self._innermost(column, last_column, lines)

@@ -1,10 +1,10 @@
 """Copies that exchange axes: what lies side by side is not what is written side by side.
 
-Squares of elements are loaded as vectors along the axis on which the source lies in one piece, turned round in
+Squares of elements are loaded as vectors along the axis on which the source lies in one piece, transposed in
 registers, and stored as vectors along the axis on which the target does. A few lines, as the channels of an image,
 become pixels one after the other: they are interleaved in registers.
 
-Other elementwise loops that read such operands go by tiles, which are turned round into memory of the thread first.
+Other elementwise loops that read such operands go by tiles, which are transposed into memory of the thread first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LINE = 16
 
 
 def square() -> int:
-    """Rows and columns of the squares that are turned round."""
+    """Rows and columns of the squares that are transposed."""
     return min(_SQUARE, vector_lanes())
 
 

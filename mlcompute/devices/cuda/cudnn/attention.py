@@ -167,12 +167,12 @@ def _describe_gradient(
     scores = run.pointwise(_P.SUB, run.pointwise(_P.MUL, run.matmul(q, k), scale), logs)
     if problem.is_causal:
         scores = _masked(run, scores)
-    turned = _transposed((scores.shape, dense_strides(scores.shape)))
+    transposed = _transposed((scores.shape, dense_strides(scores.shape)))
     p = run.pointwise(_P.EXP, scores)
-    run.matmul(run.reshape(p, *turned, problem.data_type), dy, into=dv)
+    run.matmul(run.reshape(p, *transposed, problem.data_type), dy, into=dv)
     ds = run.pointwise(_P.MUL, run.pointwise(_P.SUB, run.matmul(dy, v), deltas), p)
     ds = run.pointwise(_P.MUL, ds, scale)
-    run.matmul(run.reshape(ds, *turned, problem.data_type), q, into=dk)
+    run.matmul(run.reshape(ds, *transposed, problem.data_type), q, into=dk)
     run.matmul(ds, run.reshape(k, *problem.tensors[1], problem.data_type), into=dq)
 
 

@@ -3,7 +3,7 @@
     forward    weights into cuDNN's order | the layer
     gradient   weights into cuDNN's order | the gradient | gradients of the weights into our order
 
-It knows the direction from the first time to the last only: for the other one sequences are turned round before it, and
+It knows the direction from the first time to the last only: for the other one sequences are reversed before it, and
 its results after it. Which layers are its own is decided in `recurrent_choice`.
 """
 
@@ -105,15 +105,15 @@ class _Layer:
         """A sequence as cuDNN reads it, and what turns it round before."""
         if not self.step.attributes["reverse"]:
             return [], operand
-        turned = self.part(operands, name, operand.shape)
-        return strided_copy(self.step, backwards(operand), turned), turned
+        reversed_ = self.part(operands, name, operand.shape)
+        return strided_copy(self.step, backwards(operand), reversed_), reversed_
 
     def written(self, operands: Operands, name: str, operand: Operand) -> tuple[Sequence[Work], Operand]:
         """A sequence as cuDNN writes it, and what turns it round after."""
         if not self.step.attributes["reverse"]:
             return [], operand
-        turned = self.part(operands, name, operand.shape)
-        return strided_copy(self.step, turned, backwards(operand)), turned
+        reversed_ = self.part(operands, name, operand.shape)
+        return strided_copy(self.step, reversed_, backwards(operand)), reversed_
 
 
 def backwards(operand: Operand) -> Operand:
@@ -253,12 +253,12 @@ extern "C" __global__ void __launch_bounds__({BLOCK}) KERNEL(
 
 
 def workspace_bytes(step: Step) -> int:
-    """Bytes for weights in cuDNN's order, their gradients, its own work, and sequences that are turned round."""
+    """Bytes for weights in cuDNN's order, their gradients, its own work, and sequences that are reversed."""
     return sum(_Layer(step).sizes().values())
 
 
 def strided_inputs(steps: Sequence[Step], views: Mapping[Value, Value]) -> dict[Step, Sequence[Value]]:
-    """Inputs that cuDNN cannot read as they lie. Weights are copied anyway, and so are sequences turned round."""
+    """Inputs that cuDNN cannot read as they lie. Weights are copied anyway, and so are sequences reversed."""
     needed: dict[Step, Sequence[Value]] = {}
     operands: Operands | None = None
     for step in steps:

@@ -1,10 +1,10 @@
-"""Lanes: what the processes of a group exchange, as flat arrays side by side, cut into one shard per process.
+"""Buckets: what the processes of a group exchange, as flat arrays side by side, cut into one shard per process.
 
-    gradients of all parameters ...................... | statistics | losses |        a lane, float32
+    gradients of all parameters ...................... | statistics | losses |        a bucket, float32
     shard 0          | shard 1          | shard 2                            |        whose it is to add and update
 
-Everything in a lane is added over the slices of the batch. Of parameters the sum is a gradient, and what comes back is
-the parameter after its update; of statistics and losses the sum itself comes back.
+Everything in a bucket is added over the slices of the batch. Of parameters the sum is a gradient, and what comes back
+is the parameter after its update; of statistics and losses the sum itself comes back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ALIGNMENT = 64
 
 
 class Entry(NamedTuple):
-    """A tensor in a lane, from element `start` to before `stop`."""
+    """A tensor in a bucket, from element `start` to before `stop`."""
 
     tensor: Tensor
     role: str
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """The part of a parameter that lies in one shard: elements of the lane, and of the parameter."""
+    """The part of a parameter that lies in one shard: elements of the bucket, and of the parameter."""
 
     entry: Entry
     start: int
@@ -60,14 +60,14 @@ class Piece(NamedTuple):
 
 
 @dataclass(eq=False)
-class Lane:
+class Bucket:
     """All that is exchanged in one data type.
 
     entries   parameters first, then statistics and losses
     updated   where the parameters end
     bounds    where each process's shard begins; one more for the end
     banks     memory for the values of all entries, of which the `current` one has the newest; a step leaves new values
-              in the other, or where they were when there is only one (lane_exchange.py)
+              in the other, or where they were when there is only one (bucket_exchange.py)
     views     tensor -> its values in each bank; not to be written
     reduced   sums over all slices, of this process's shard
     """
@@ -120,7 +120,7 @@ class Lane:
         return self.bounds[rank], self.bounds[rank + 1]
 
     def part(self, array: Array, rank: int) -> Array:
-        """A process's shard of something as long as the lane."""
+        """A process's shard of something as long as the bucket."""
         return array[self.bounds[rank] : self.bounds[rank + 1]]
 
     def pieces(self, rank: int) -> list[Piece]:
@@ -149,7 +149,7 @@ class Lane:
         return squares
 
 
-def make_lanes(
+def make_buckets(
     tensors: Sequence[tuple[Tensor, str, tuple[int, ...], np.dtype[Any]]],
     chunks: Sequence[Sequence[Tensor]],
     size: int,
@@ -157,25 +157,25 @@ def make_lanes(
     *,
     whole: bool,
     blocks: bool,
-) -> list[Lane]:
-    """One lane per chunk and data type, in the order in which they are exchanged.
+) -> list[Bucket]:
+    """One bucket per chunk and data type, in the order in which they are exchanged.
 
     tensors  (tensor, role, shape, type), parameters first
     chunks   parameters that are exchanged together; whatever is in none is exchanged last
     whole    shards begin between tensors only
     blocks   tensors begin with a block, so that norms of some of them can be told
     """
-    lanes: dict[tuple[int, np.dtype[Any]], Lane] = {}
+    buckets: dict[tuple[int, np.dtype[Any]], Bucket] = {}
     places = {tensor: number for number, chunk in enumerate(chunks) for tensor in chunk}
     last = max(0, len(chunks) - 1)
     for tensor, role, shape, dtype in sorted(tensors, key=lambda one: places.get(one[0], last)):
-        lane = lanes.setdefault((places.get(tensor, last), dtype), Lane(dtype))
+        bucket = buckets.setdefault((places.get(tensor, last), dtype), Bucket(dtype))
         # A tensor that is not divided begins with a block; so does what is not updated, whose squares count nowhere.
-        is_first_of_rest = role != "parameter" and (not lane.entries or lane.entries[-1].role == "parameter")
-        lane.add(tensor, role, shape, BLOCK if whole or blocks or is_first_of_rest else _ALIGNMENT)
-    for lane in lanes.values():
-        lane.share_out(size, rank, whole=whole)
-    return list(lanes.values())
+        is_first_of_rest = role != "parameter" and (not bucket.entries or bucket.entries[-1].role == "parameter")
+        bucket.add(tensor, role, shape, BLOCK if whole or blocks or is_first_of_rest else _ALIGNMENT)
+    for bucket in buckets.values():
+        bucket.share_out(size, rank, whole=whole)
+    return list(buckets.values())
 
 
 def _rounded(count: int, multiple: int) -> int:

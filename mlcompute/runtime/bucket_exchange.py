@@ -1,4 +1,4 @@
-"""How lanes get from one process to another: sums over slices to whoever owns them, new values to everybody.
+"""How buckets get from one process to another: sums over slices to whoever owns them, new values to everybody.
 
 within a machine    each process leaves its sums in memory that all share, and reads there those of the others. The
                     parameters of all lie there, too, where whoever owns a shard leaves it: nothing is sent or copied
@@ -21,40 +21,40 @@ from mlcompute.group.meeting import MEETING_BYTES, Meeting
 from mlcompute.group.slices import Node, nodes_of, split_at, tree_sum
 from mlcompute.ops.op import Array
 from mlcompute.runtime.background import Background
-from mlcompute.runtime.lanes import Lane
+from mlcompute.runtime.buckets import Bucket
 
 #: Of the timeout: how much longer than those before them processes wait that wait for others that wait.
 _PATIENCE = 1 / 60
-#: Sums over some slices, one array per lane.
+#: Sums over some slices, one array per bucket.
 Sums = list[Array]
 
 
-class LaneExchange:
-    """The lanes of a group, seen from one process.
+class BucketExchange:
+    """The buckets of a group, seen from one process.
 
     nodes       the nodes of the tree of slices whose sums each process has, by rank
     memory      where sums are best left: by the first slice of each own node
-    parts       by lane: everybody's sums of the own shard, in the order of the nodes
+    parts       by bucket: everybody's sums of the own shard, in the order of the nodes
     order       in which these are added
     mirrors     by rank: bytes for optimizer state that others can read when its process is gone; without shared memory
                 the own ones alone
     is_shared   are all processes on one machine?
     """
 
-    def __init__(self, group: Group, lanes: Sequence[Lane], *, banks: int, mirrored: Sequence[int]) -> None:
+    def __init__(self, group: Group, buckets: Sequence[Bucket], *, banks: int, mirrored: Sequence[int]) -> None:
         """
         banks      2: new values do not take the place of the old ones, but that of those before them
         mirrored   bytes of `mirrors`
         """
-        self._lanes, self._exchange = lanes, group.exchange
+        self._buckets, self._exchange = buckets, group.exchange
         self._rank, self._size = group.rank, group.size
         self.root: Node = (0, group.slices)
         self.nodes = [nodes_of(group.slices_of(rank), self.root) for rank in range(group.size)]
-        #: How many lanes were exchanged before the step had computed all.
+        #: How many buckets were exchanged before the step had computed all.
         self._started = 0
         self._background = Background()
         sizes = [self._bytes_of(rank) + mirrored[rank] for rank in range(group.size)]
-        values = banks * sum(lane.length * lane.dtype.itemsize for lane in lanes)
+        values = banks * sum(bucket.length * bucket.dtype.itemsize for bucket in buckets)
         machine = self._exchange.machine
         own = MEETING_BYTES + sizes[self._rank] + (values if self._rank == machine[0] else 0)
         shared = self._exchange.share(own) if len(machine) > 1 else {}
@@ -71,39 +71,39 @@ class LaneExchange:
         self._sums = {rank: self._sums_in(rank, part) for rank, part in memory.items()}
         self.mirrors = {rank: part[self._bytes_of(rank) : sizes[rank]] for rank, part in memory.items()}
         offset = 0
-        for lane in lanes:
-            nbytes = lane.length * lane.dtype.itemsize
+        for bucket in buckets:
+            nbytes = bucket.length * bucket.dtype.itemsize
             parts = (of_values[offset + k * nbytes : offset + (k + 1) * nbytes] for k in range(banks))
-            lane.place([part.view(lane.dtype) for part in parts])
+            bucket.place([part.view(bucket.dtype) for part in parts])
             offset += banks * nbytes
         mine = self._sums[self._rank]
         self.memory = {node[0]: [one[at] for one in mine] for at, node in enumerate(self.nodes[self._rank])}
-        #: By lane and rank: what others send of the own shard.
+        #: By bucket and rank: what others send of the own shard.
         self._received: list[list[Array]] = []
-        for lane in lanes:
-            first, last = lane.shard(self._rank)
-            received = [np.empty((0, last - first), lane.dtype)] * self._size
+        for bucket in buckets:
+            first, last = bucket.shard(self._rank)
+            received = [np.empty((0, last - first), bucket.dtype)] * self._size
             for rank, nodes in self._sources:
                 if rank not in memory:
-                    received[rank] = np.empty((len(nodes), last - first), lane.dtype)
+                    received[rank] = np.empty((len(nodes), last - first), bucket.dtype)
             self._received.append(received)
         self._nbytes += sum(array.nbytes for arrays in self._received for array in arrays)
         #: The mirror of the process before this one, where memory is not shared.
         self._previous = np.empty(0 if self.is_shared else mirrored[self._rank - 1], np.uint8)
-        #: Sums of nodes that this machine has, by lane and the rank whose shard it is.
+        #: Sums of nodes that this machine has, by bucket and the rank whose shard it is.
         self._of_others: dict[tuple[int, int], dict[Node, Array]] = {}
-        self.parts = [self._parts_of(index, lane) for index, lane in enumerate(lanes)]
+        self.parts = [self._parts_of(index, bucket) for index, bucket in enumerate(buckets)]
 
     def _bytes_of(self, rank: int) -> int:
         """Bytes of the sums of a process."""
-        return sum(len(self.nodes[rank]) * lane.length * lane.dtype.itemsize for lane in self._lanes)
+        return sum(len(self.nodes[rank]) * bucket.length * bucket.dtype.itemsize for bucket in self._buckets)
 
     def _sums_in(self, rank: int, memory: Array) -> list[Array]:
-        """By lane: the sums of a process, an array of (nodes, length)."""
+        """By bucket: the sums of a process, an array of (nodes, length)."""
         count, offset, found = len(self.nodes[rank]), 0, []
-        for lane in self._lanes:
-            nbytes = count * lane.length * lane.dtype.itemsize
-            found.append(memory[offset : offset + nbytes].view(lane.dtype).reshape(count, lane.length))
+        for bucket in self._buckets:
+            nbytes = count * bucket.length * bucket.dtype.itemsize
+            found.append(memory[offset : offset + nbytes].view(bucket.dtype).reshape(count, bucket.length))
             offset += nbytes
         return found
 
@@ -130,8 +130,8 @@ class LaneExchange:
         last = first + len(self._machine) - 1
         return nodes_of((group.slices_of(first)[0], group.slices_of(last)[1]), self.root)
 
-    def _parts_of(self, index: int, lane: Lane) -> list[Array]:
-        first, last = lane.shard(self._rank)
+    def _parts_of(self, index: int, bucket: Bucket) -> list[Array]:
+        first, last = bucket.shard(self._rank)
         found: list[Array] = []
         for rank, _ in self._sources:
             if rank in self._sums:
@@ -151,8 +151,8 @@ class LaneExchange:
         return self._nbytes
 
     def start(self, index: int, same: int, word: int) -> None:
-        """Begin to send a lane, on another thread: the next after those that have begun. Its sums are in `memory`."""
-        assert index == self._started, "lanes are exchanged in the same order everywhere"
+        """Begin to send a bucket, on another thread: the next after those that have begun. Its sums are in `memory`."""
+        assert index == self._started, "buckets are exchanged in the same order everywhere"
 
         def send() -> None:
             self._meet(Kind.STEP, same, word)
@@ -178,7 +178,7 @@ class LaneExchange:
         words = self._meet(kind, same, word)
         # The first that is not 0 counts for all of a machine, as it does for whoever reads them.
         of_machine = next((words[rank] for rank in self._machine if words[rank]), 0)
-        for index in range(first, len(self._lanes)):
+        for index in range(first, len(self._buckets)):
             for rank, theirs in enumerate(self._send(index, kind, same, of_machine)):
                 if rank in self._others:
                     start = rank - rank % len(self._machine)
@@ -204,18 +204,18 @@ class LaneExchange:
 
     def _joined(self, index: int, peer: int) -> Array:
         """What this machine has for another process's shard. Added in place: nobody else uses these sums."""
-        lane, sums = self._lanes[index], self._of_others.get((index, peer))
+        bucket, sums = self._buckets[index], self._of_others.get((index, peer))
         if sums is None:
             sums = self._of_others[index, peer] = {
-                node: lane.part(self._sums[rank][index][at], peer)
+                node: bucket.part(self._sums[rank][index][at], peer)
                 for rank in self._machine
                 for at, node in enumerate(self.nodes[rank])
             }
         parts = [tree_sum(sums, node) for node in self._own_nodes]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, lane.dtype)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, bucket.dtype)
 
     def reduce(self, index: int, out: Array) -> None:
-        """The sum over all slices of a lane's own shard, added along the tree.
+        """The sum over all slices of a bucket's own shard, added along the tree.
 
         Once per exchange: sums of nodes are added in place.
         """
@@ -238,12 +238,12 @@ class LaneExchange:
         return of_bank(self._previous, bank) if rank == (self._rank - 1) % self._size else None
 
     def gather(self, kind: Kind) -> None:
-        """The new values of all shards are in the coming bank of each lane. Nobody reads sums any more."""
+        """The new values of all shards are in the coming bank of each bucket. Nobody reads sums any more."""
         if self.is_shared:
             self._meeting.meet(kind)
             return
-        for lane in self._lanes:
-            gather_shards(self._exchange, kind, lane, lane.banks[lane.coming], self._among(2))
+        for bucket in self._buckets:
+            gather_shards(self._exchange, kind, bucket, bucket.banks[bucket.coming], self._among(2))
         self._meet(kind, patience=3 * self._waits)
 
 
@@ -253,11 +253,11 @@ def of_bank(memory: Array, bank: int) -> Array:
     return memory[half * (bank % 2) : half * (bank % 2 + 1)]
 
 
-def gather_shards(exchange: Exchange, kind: Kind, lane: Lane, array: Array, among: Among | None = None) -> None:
-    """The shards of all processes, or of some, each in its place in an array as long as the lane."""
+def gather_shards(exchange: Exchange, kind: Kind, bucket: Bucket, array: Array, among: Among | None = None) -> None:
+    """The shards of all processes, or of some, each in its place in an array as long as the bucket."""
     size, rank = exchange.size, exchange.rank
     if size > 1:
-        parts = [lane.part(array, peer) for peer in range(size)]
+        parts = [bucket.part(array, peer) for peer in range(size)]
         exchange.allgather(kind, parts[rank], parts, among=among)
 
 
