@@ -6,7 +6,8 @@ chain of small ones is left to it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -85,9 +86,8 @@ def _pieces(calls: Calls, touches: _Touches, waits: Array, alone: Array, threads
     claims = dict.fromkeys(barriers, 0)
     for call, place in zip(wanted.tolist(), np.searchsorted(barriers, wanted, "right").tolist(), strict=True):
         begin, end = barriers[place - 1], barriers[place]
-        others = (other for other in range(begin, end) if other != call)
-        mine = touches.of_call(call)
-        if claims[begin] < CLAIMS and not any(_conflict(mine, touches.of_call(o), by_rows=False) for o in others):
+        others = _Touched(piece for other in range(begin, end) if other != call for piece in touches.of_call(other))
+        if claims[begin] < CLAIMS and not others.conflict(touches.of_call(call), by_rows=False):
             found[call] = int(pieces[call]) << TURN_PIECES | claims[begin] << TURN_CLAIM
             claims[begin] += 1
     return found
@@ -119,6 +119,10 @@ def _small_chains(costs: Array, waits: Array, threads: int, *, exact: bool = Fal
             elif not exact:
                 return None
     return alone
+
+
+#: Is it written, from which byte on, to which, rows, bytes: see `_Touches`.
+_Piece: TypeAlias = tuple[bool, int, int, int, int]
 
 
 class _Touches(NamedTuple):
@@ -164,7 +168,7 @@ class _Touches(NamedTuple):
         written, start, stop, rows, nbytes = (some[at] for some in self[1:])
         return written & there, np.where(there, start, 0), np.where(there, stop, 0), rows, nbytes
 
-    def of_call(self, call: int) -> list[tuple[bool, int, int, int, int]]:
+    def of_call(self, call: int) -> list[_Piece]:
         """What one call touches."""
         pieces = slice(self.begin[call], self.begin[call + 1])
         return list(zip(*[some[pieces].tolist() for some in self[1:]], strict=True))
@@ -197,12 +201,11 @@ def _barriers(calls: Calls, touches: _Touches, certain: Array, can_fail: Array, 
     # A call that the first thread runs alone, after others like it, has nobody to wait for.
     open_ = np.flatnonzero(~certain & ~(alone & (shared_before[:-1] == shared_before[last])) & (numbers > 0))
     begin = end = 0  # the calls that have been looked at since the last barrier
-    shared: list[tuple[bool, int, int, int, int]] = []
-    own: list[tuple[bool, int, int, int, int]] = []
+    shared, own = _Touched(), _Touched()
     for call, after in zip(open_.tolist(), last[open_].tolist(), strict=True):
         if after > begin:
             begin = end = after
-            shared, own = [], []
+            shared, own = _Touched(), _Touched()
         single = bool(alone[call])
         # No parameter or state is changed before it is known that every kernel before it succeeded. The first thread
         # knows about those it ran alone.
@@ -213,26 +216,44 @@ def _barriers(calls: Calls, touches: _Touches, certain: Array, can_fail: Array, 
         wait = wait or touches.begin[call] - touches.begin[begin] > _MOST_TOUCHED
         if not wait:
             for before in range(end, call):
-                (own if alone[before] else shared).extend(touches.of_call(before))
+                (own if alone[before] else shared).add(touches.of_call(before))
             end = call
             mine = touches.of_call(call)
-            wait = _conflict(mine, shared, by_rows=not single) or (not single and _conflict(mine, own, by_rows=False))
+            wait = shared.conflict(mine, by_rows=not single) or (not single and own.conflict(mine, by_rows=False))
         if wait:
             waits[call] = True
             begin = end = call
-            shared, own = [], []
+            shared, own = _Touched(), _Touched()
     return waits
 
 
-def _conflict(
-    mine: list[tuple[bool, int, int, int, int]], others: list[tuple[bool, int, int, int, int]], *, by_rows: bool
-) -> bool:
-    """Do calls touch the same bytes, one of them writing? `by_rows`: other than each thread in rows of its own."""
-    for written, start, stop, rows, nbytes in mine:
-        for was_written, other_start, other_stop, other_rows, other_nbytes in others:
-            if (written or was_written) and start < other_stop and other_start < stop:
-                # Threads that share the same rows of the same bytes only touch their own work.
-                own = rows and rows == other_rows and start == other_start and nbytes == other_nbytes
-                if not (by_rows and own):
-                    return True
-    return False
+class _Touched:
+    """What calls between two barriers touch: of very many updates, say, each of which has memory of its own."""
+
+    def __init__(self, pieces: Iterable[_Piece] = ()) -> None:
+        #: Is it written? -> pieces in the arena, and outside of it by where they lie: these are the same or have
+        #: nothing in common. What is only read does not conflict with what is only read.
+        self._inside: dict[bool, set[_Piece]] = {False: set(), True: set()}
+        self._outside: dict[bool, dict[int, set[_Piece]]] = {False: {}, True: {}}
+        self.add(pieces)
+
+    def add(self, pieces: Iterable[_Piece]) -> None:
+        for piece in pieces:
+            written, start, *_ = piece
+            if start >= 0:
+                self._inside[written].add(piece)
+            else:
+                self._outside[written].setdefault(start, set()).add(piece)
+
+    def conflict(self, mine: Iterable[_Piece], *, by_rows: bool) -> bool:
+        """Does a call touch the same bytes, one of both writing? `by_rows`: other than each thread in its own rows."""
+        for written, start, stop, rows, nbytes in mine:
+            for was_written in (True, False) if written else (True,):
+                others = self._inside[was_written] if start >= 0 else self._outside[was_written].get(start, ())
+                for _, other_start, other_stop, other_rows, other_nbytes in others:
+                    if start < other_stop and other_start < stop:
+                        # Threads that share the same rows of the same bytes only touch their own work.
+                        own = rows and rows == other_rows and start == other_start and nbytes == other_nbytes
+                        if not (by_rows and own):
+                            return True
+        return False
