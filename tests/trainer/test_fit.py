@@ -384,7 +384,9 @@ def test_a_step_costs_little_beside_executing_it() -> None:
 
     fit(2)
     execute(2)
-    extra = [(calls(work, 60) - calls(work, 20)) / 40 for work in (fit, execute)]
+    # The least of several: whoever waits for a GPU asks more than once.
+    many, few = ([min(calls(work, steps) for _ in range(3)) for work in (fit, execute)] for steps in (60, 20))
+    extra = [(most - least) / 40 for most, least in zip(many, few, strict=True)]
     assert extra[0] - extra[1] < 100, extra  # about 70: 17 microseconds on an ordinary machine
 
 
