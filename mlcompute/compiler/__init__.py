@@ -159,8 +159,8 @@ PASSES = [
     Pass(start_from_exchanged, when=_only_updates),
     Pass(add_updates, when=_has_optimizer),
     Pass(expand),  # what the device lacks -> smaller ops
-    Pass(mark_kept),  # until here, programs that are run in one call and in phases are the same
     Pass(simplify),
+    Pass(mark_kept),  # until here, programs that are run in one call and in phases are the same
     # What is fused or transposed is so in every style or in none: another order of sums would round otherwise.
     Pass(fuse_norm_gradient),
     Pass(recompute_normalized, when=_recomputes_normalized),

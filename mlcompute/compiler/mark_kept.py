@@ -1,8 +1,9 @@
-"""mark_kept: which values stay readable after a run."""
+"""mark_kept: which values stay readable after a run. Steps that lead to none of them, and change nothing, go."""
 
 from __future__ import annotations
 
 from mlcompute.compiler.context import Context
+from mlcompute.compiler.simplify import drop_unused
 from mlcompute.ops.op import Step
 
 
@@ -17,4 +18,4 @@ def mark_kept(steps: list[Step], context: Context) -> list[Step]:
         kept += [values[result] for node in request.nodes for result in node.results]
         kept += list(gradients.values())
     context.kept = frozenset(kept)
-    return steps
+    return drop_unused(steps, context.kept)

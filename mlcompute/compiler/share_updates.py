@@ -87,7 +87,7 @@ def _pattern(
     rates = {name: inner.value(value.shape, value.dtype, value.kind, name) for name, value in scalars.items()}
     described = update(inner, optimizer, [(own[0], own[1], own[2:])], rates, {own[0]: groups})
     store_early(inner, described, 0)
-    steps = fused(simplified(inner.steps, inner, ())[0], ())
+    steps = fused(simplified(inner.steps, inner), ())
     outside = {rates[name]: scalars[name] for name in scalars}
     outside |= {value: trace.constant(array) for value, array in inner.constants.items()}
     if len(steps) != 1 or steps[0].op is not FUSED_ASSIGN or steps[0].results:

@@ -1,4 +1,4 @@
-"""simplify: fewer steps with the same results. Constants are folded, equal steps shared, unused ones dropped."""
+"""simplify: fewer steps with the same results. Constants are folded, equal steps shared, useless ones left out."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ LARGEST_FOLDED = 1 << 20
 
 
 def simplify(steps: list[Step], context: Context) -> list[Step]:
-    """The same results from fewer steps; kept values stay available, possibly under substitutes."""
-    simpler, substitution = simplified(steps, context.trace, context.kept)
-    context.substitute(substitution)
-    return simpler
+    """The same results from fewer steps, whatever will be kept of them (`mark_kept` then drops what leads nowhere).
 
-
-def simplified(steps: list[Step], trace: Trace, keep: Iterable[Value]) -> tuple[list[Step], Substitution]:
-    """Fewer steps, and what became of values.
-
-    A kept value that would only show the memory of an input, parameter or state gets a copy of its own: that memory
-    may hold other numbers by the time somebody reads the value.
+    What the outside world knows as a value that only shows the memory of an input, parameter or state becomes a copy:
+    that memory may hold other numbers by the time somebody reads the value.
     """
-    run = _Simplification(steps, trace, frozenset(keep))
+    run = _Simplification(steps, context.trace, context.readable)
     run.add(steps)
-    return drop_unused(run.steps, [run.substitution[value] for value in run.kept]), run.substitution
+    outside = run.substitution.copied()
+    outside.replaced.update(run.copies)
+    context.substitute(outside)
+    return run.steps
+
+
+def simplified(steps: list[Step], trace: Trace) -> list[Step]:
+    """Fewer steps with the same effects, of which nothing is kept."""
+    run = _Simplification(steps, trace, frozenset())
+    run.add(steps)
+    return drop_unused(run.steps, ())
 
 
 def drop_unused(steps: list[Step], keep: Iterable[Value]) -> list[Step]:
@@ -50,9 +53,11 @@ def drop_unused(steps: list[Step], keep: Iterable[Value]) -> list[Step]:
 class _Simplification:
     """One walk over the steps of a trace, and what is known at each of them."""
 
-    def __init__(self, steps: list[Step], trace: Trace, kept: frozenset[Value]) -> None:
+    def __init__(self, steps: list[Step], trace: Trace, readable: frozenset[Value]) -> None:
         self.trace = trace
-        self.kept = kept
+        self.readable = readable
+        #: Readable value that only shows memory of others -> a copy of it, which no step reads.
+        self.copies: dict[Value, Value] = {}
         self.substitution = Substitution()
         self.steps: list[Step] = []
         #: Memory that is overwritten somewhere: what was read from it is not what it holds later.
@@ -106,7 +111,7 @@ class _Simplification:
                     self.producers[results[0]] = step
                 if not (op is _RESHAPE and inputs[0] in self.scattered):
                     self._see(step)
-                    if results[0] in self.kept:
+                    if results[0] in self.readable:
                         self._replace(step, results)
             elif op is _NEGATE:
                 self.producers[results[0]] = step
@@ -175,11 +180,11 @@ class _Simplification:
         for value, same in zip(step.results, by, strict=True):
             if same is not value:
                 self.substitution[value] = same
-            if value not in self.kept:
+            if value not in self.readable:
                 continue
             shown = self.substitution[value]
             if self.root(shown).kind not in ("temporary", "constant"):
-                self.substitution[value] = self._copied(shown, step)
+                self.copies[value] = self._copied(shown, step)
 
     def _copied(self, value: Value, step: Step) -> Value:
         """What a value holds now, in memory of its own."""

@@ -12,6 +12,8 @@ from mlcompute import ops
 from mlcompute.compiler import Context, Request
 from mlcompute.compiler.context import Transform
 from mlcompute.compiler.program import Program
+from mlcompute.compiler.simplify import drop_unused
+from mlcompute.compiler.simplify import simplify as simplify_pass
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.devices.null import Null
 from mlcompute.ops.op import FLOAT32, Array, Step, Trace, Value, emit_all, run_meaning
@@ -74,6 +76,12 @@ def apply(
     context = Context(Request(), Supporting(supports), Program(style, 1), trace=trace, kept=frozenset(keep))
     trace.steps = transform(trace.steps, context)
     return context
+
+
+def simplify(steps: list[Step], context: Context) -> list[Step]:
+    """The pass, and what nothing kept depends on dropped, as `mark_kept` does."""
+    simpler = simplify_pass(steps, context)
+    return drop_unused(simpler, context.kept)
 
 
 def feed(trace: Trace, shape: tuple[int, ...], kind: str = "input") -> Value:

@@ -8,10 +8,9 @@ import pytest
 from mlcompute import ops
 from mlcompute.compiler.differentiate import differentiate
 from mlcompute.compiler.fuse_norm_gradient import fuse_norm_gradient
-from mlcompute.compiler.simplify import simplify
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.ops.op import Trace, Value, emit_all
-from tests.compiler.programs import apply, feed, run
+from tests.compiler.programs import apply, feed, run, simplify
 
 SHAPE, AXES, STATISTICS = (6, 3, 4), (0, 2), (1, 3, 1)
 

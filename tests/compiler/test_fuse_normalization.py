@@ -12,12 +12,11 @@ from mlcompute.compiler.fuse_norm_gradient import fuse_norm_gradient
 from mlcompute.compiler.fuse_normalization import core_of, fuse_normalization
 from mlcompute.compiler.recompute_normalized import recompute_normalized
 from mlcompute.compiler.rematerialize import rematerialize
-from mlcompute.compiler.simplify import simplify
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.devices.device import Traits
 from mlcompute.ops.bfloat16 import bfloat16
 from mlcompute.ops.op import FLOAT32, Trace, Value
-from tests.compiler.programs import Drawn, Supporting, apply, feed, programs, run
+from tests.compiler.programs import Drawn, Supporting, apply, feed, programs, run, simplify
 
 SHAPE, AXES, STATISTICS = (6, 3, 40), (0, 2), (1, 3, 1)
 

@@ -232,10 +232,14 @@ def test_mark_kept(style: str) -> None:
     hand = Hand(style)
     hand.request.kept = [hand.y]
     steps = hand.after(add_gradients)
-    assert hand.after(mark_kept) is steps
+    left = hand.after(mark_kept)
     assert hand.run.values[hand.y] in hand.context.kept
     gradients = set(hand.program.gradients.values())
     assert (gradients <= hand.context.kept) is (style == "split")
+    made = {value for step in left for value in step.results}
+    assert left == [step for step in steps if step in left], "the same ones, in their order"
+    assert hand.run.values[hand.y] in made
+    assert (gradients <= made) is (style == "split"), "nobody reads gradients of fused steps, and there is no update"
     hand.request.kept_gradients = [hand.w]
     hand.after(mark_kept)
     assert hand.program.gradients[hand.w] in hand.context.kept

@@ -13,13 +13,12 @@ from mlcompute import ops
 from mlcompute.compiler.differentiate import differentiate
 from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.pool_indices import pool_indices
-from mlcompute.compiler.simplify import simplify
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.device import Engine
 from mlcompute.devices.reference import Reference
 from mlcompute.ops.op import Array, Trace, Value, run_meaning
-from tests.compiler.programs import apply, feed
+from tests.compiler.programs import apply, feed, simplify
 
 HALF: dict[str, Any] = {"kernel": (2, 2), "strides": (2, 2), "dilations": (1, 1), "padding": (0, 0, 0, 0)}
 OVERLAPPING: dict[str, Any] = {"kernel": (3, 3), "strides": (2, 2), "dilations": (1, 1), "padding": (1, 1, 1, 1)}

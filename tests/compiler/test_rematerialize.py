@@ -8,10 +8,9 @@ from mlcompute import ops
 from mlcompute.compiler.differentiate import differentiate
 from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.rematerialize import rematerialize
-from mlcompute.compiler.simplify import simplify
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.ops.op import Trace, Value
-from tests.compiler.programs import apply, feed, run
+from tests.compiler.programs import apply, feed, run, simplify
 
 SHAPE = (8, 4, 12, 12)
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 
 from mlcompute import ops
-from mlcompute.compiler.simplify import LARGEST_FOLDED, drop_unused, simplify
+from mlcompute.compiler.simplify import LARGEST_FOLDED, drop_unused
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.ops.op import FLOAT32, Trace, Value, emit
-from tests.compiler.programs import Drawn, apply, feed, programs
+from tests.compiler.programs import Drawn, apply, feed, programs, simplify
 
 
 def names(trace: Trace) -> list[str]:
