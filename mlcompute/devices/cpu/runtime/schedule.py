@@ -27,6 +27,8 @@ from mlcompute.ops.op import Array
 WORTH_SHARING = 15_000.0
 #: A barrier is cheaper than looking through more than this many of them.
 _MOST_TOUCHED = 512
+#: What so many calls touch is made into tuples together.
+_BLOCK = 1024
 #: Of neighbouring calls, so many operands of each are compared for all of them at once.
 _FIRST_PARTS = 6
 #: Pieces into which the work of a thread is cut at most, and estimated nanoseconds of one. Who takes over a piece finds
@@ -83,11 +85,11 @@ def _pieces(calls: Calls, touches: _Touches, waits: Array, alone: Array, threads
     can_be = np.array([entry.in_pieces for entry in calls.entries], np.bool_)[calls.which]
     barriers = [0, *np.flatnonzero(waits).tolist(), len(calls)]
     wanted = np.flatnonzero(can_be & (pieces > 1) & ~alone)
-    claims = dict.fromkeys(barriers, 0)
+    claims, pieces_of = dict.fromkeys(barriers, 0), _Pieces(touches)
     for call, place in zip(wanted.tolist(), np.searchsorted(barriers, wanted, "right").tolist(), strict=True):
         begin, end = barriers[place - 1], barriers[place]
-        others = _Touched(piece for other in range(begin, end) if other != call for piece in touches.of_call(other))
-        if claims[begin] < CLAIMS and not others.conflict(touches.of_call(call), by_rows=False):
+        others = _Touched(piece for other in range(begin, end) if other != call for piece in pieces_of[other])
+        if claims[begin] < CLAIMS and not others.conflict(pieces_of[call], by_rows=False):
             found[call] = int(pieces[call]) << TURN_PIECES | claims[begin] << TURN_CLAIM
             claims[begin] += 1
     return found
@@ -168,10 +170,29 @@ class _Touches(NamedTuple):
         written, start, stop, rows, nbytes = (some[at] for some in self[1:])
         return written & there, np.where(there, start, 0), np.where(there, stop, 0), rows, nbytes
 
-    def of_call(self, call: int) -> list[_Piece]:
-        """What one call touches."""
-        pieces = slice(self.begin[call], self.begin[call + 1])
-        return list(zip(*[some[pieces].tolist() for some in self[1:]], strict=True))
+
+
+class _Pieces:
+    """What single calls touch, as tuples. They are made for many calls at once, where one of them is asked for."""
+
+    def __init__(self, touches: _Touches) -> None:
+        self._touches = touches
+        #: Number of the block -> where the pieces of each of its calls begin, and all its pieces.
+        self._blocks: dict[int, tuple[list[int], list[_Piece]]] = {}
+
+    def __getitem__(self, call: int) -> list[_Piece]:
+        number, place = divmod(call, _BLOCK)
+        block = self._blocks.get(number)
+        if block is None:
+            block = self._blocks[number] = self._block(number * _BLOCK)
+        begins, pieces = block
+        return pieces[begins[place] : begins[place + 1]]
+
+    def _block(self, first: int) -> tuple[list[int], list[_Piece]]:
+        begins = self._touches.begin[first : first + _BLOCK + 1]
+        part = slice(begins[0], begins[-1])
+        pieces = list(zip(*[some[part].tolist() for some in self._touches[1:]], strict=True))
+        return (begins - begins[0]).tolist(), pieces
 
 
 def _next_to_each_other(touches: _Touches) -> Array:
@@ -192,7 +213,6 @@ def _barriers(calls: Calls, touches: _Touches, certain: Array, can_fail: Array, 
 
     certain   calls of which that is known
     """
-    waits: Array = certain.copy()
     numbers = np.arange(len(certain))
     last = np.maximum.accumulate(np.where(certain, numbers, 0))
     shared_before, failing_before, failing_alone_before = (
@@ -200,31 +220,30 @@ def _barriers(calls: Calls, touches: _Touches, certain: Array, can_fail: Array, 
     )
     # A call that the first thread runs alone, after others like it, has nobody to wait for.
     open_ = np.flatnonzero(~certain & ~(alone & (shared_before[:-1] == shared_before[last])) & (numbers > 0))
+    waits, touched = certain.tolist(), touches.begin.tolist()
+    is_alone, failing, failing_alone = (some.tolist() for some in (alone, failing_before, failing_alone_before))
     begin = end = 0  # the calls that have been looked at since the last barrier
-    shared, own = _Touched(), _Touched()
+    pieces, shared, own = _Pieces(touches), _Touched(), _Touched()
     for call, after in zip(open_.tolist(), last[open_].tolist(), strict=True):
         if after > begin:
             begin = end = after
             shared, own = _Touched(), _Touched()
-        single = bool(alone[call])
+        single = is_alone[call]
         # No parameter or state is changed before it is known that every kernel before it succeeded. The first thread
         # knows about those it ran alone.
-        unknown = failing_before[call] > failing_before[begin] or (
-            not single and failing_alone_before[call] > failing_alone_before[begin]
-        )
+        unknown = failing[call] > failing[begin] or (not single and failing_alone[call] > failing_alone[begin])
         wait = unknown and not calls.steps[call].op.is_pure
-        wait = wait or touches.begin[call] - touches.begin[begin] > _MOST_TOUCHED
+        wait = wait or touched[call] - touched[begin] > _MOST_TOUCHED
         if not wait:
             for before in range(end, call):
-                (own if alone[before] else shared).add(touches.of_call(before))
-            end = call
-            mine = touches.of_call(call)
+                (own if is_alone[before] else shared).add(pieces[before])
+            end, mine = call, pieces[call]
             wait = shared.conflict(mine, by_rows=not single) or (not single and own.conflict(mine, by_rows=False))
         if wait:
             waits[call] = True
             begin = end = call
             shared, own = _Touched(), _Touched()
-    return waits
+    return np.array(waits, np.bool_)
 
 
 class _Touched:
@@ -239,11 +258,10 @@ class _Touched:
 
     def add(self, pieces: Iterable[_Piece]) -> None:
         for piece in pieces:
-            written, start, *_ = piece
-            if start >= 0:
-                self._inside[written].add(piece)
+            if piece[1] >= 0:
+                self._inside[piece[0]].add(piece)
             else:
-                self._outside[written].setdefault(start, set()).add(piece)
+                self._outside[piece[0]].setdefault(piece[1], set()).add(piece)
 
     def conflict(self, mine: Iterable[_Piece], *, by_rows: bool) -> bool:
         """Does a call touch the same bytes, one of both writing? `by_rows`: other than each thread in its own rows."""
