@@ -227,7 +227,8 @@ def _barriers(calls: Calls, touches: _Touches, certain: Array, can_fail: Array, 
     for call, after in zip(open_.tolist(), last[open_].tolist(), strict=True):
         if after > begin:
             begin = end = after
-            shared, own = _Touched(), _Touched()
+            shared.clear()
+            own.clear()
         single = is_alone[call]
         # No parameter or state is changed before it is known that every kernel before it succeeded. The first thread
         # knows about those it ran alone.
@@ -242,36 +243,58 @@ def _barriers(calls: Calls, touches: _Touches, certain: Array, can_fail: Array, 
         if wait:
             waits[call] = True
             begin = end = call
-            shared, own = _Touched(), _Touched()
+            shared.clear()
+            own.clear()
     return np.array(waits, np.bool_)
 
 
 class _Touched:
-    """What calls between two barriers touch: of very many updates, say, each of which has memory of its own."""
+    """What calls between two barriers touch: of very many updates, say, each of which has memory of its own.
+
+    What is read and what is written are apart, as what is only read does not conflict with what is only read. So is
+    what lies outside of the arena, by where it lies: two such pieces are the same or have nothing in common.
+    """
 
     def __init__(self, pieces: Iterable[_Piece] = ()) -> None:
-        #: Is it written? -> pieces in the arena, and outside of it by where they lie: these are the same or have
-        #: nothing in common. What is only read does not conflict with what is only read.
-        self._inside: dict[bool, set[_Piece]] = {False: set(), True: set()}
-        self._outside: dict[bool, dict[int, set[_Piece]]] = {False: {}, True: {}}
+        self._read: list[_Piece] = []
+        self._written: list[_Piece] = []
+        self._read_outside: dict[int, list[_Piece]] = {}
+        self._written_outside: dict[int, list[_Piece]] = {}
         self.add(pieces)
 
     def add(self, pieces: Iterable[_Piece]) -> None:
         for piece in pieces:
-            if piece[1] >= 0:
-                self._inside[piece[0]].add(piece)
+            start = piece[1]
+            if start >= 0:
+                (self._written if piece[0] else self._read).append(piece)
             else:
-                self._outside[piece[0]].setdefault(piece[1], set()).add(piece)
+                outside = self._written_outside if piece[0] else self._read_outside
+                known = outside.get(start)
+                if known is None:
+                    outside[start] = [piece]
+                elif piece not in known:
+                    known.append(piece)
+
+    def clear(self) -> None:
+        """There was a barrier."""
+        for pieces in (self._read, self._written, self._read_outside, self._written_outside):
+            if pieces:
+                pieces.clear()
 
     def conflict(self, mine: Iterable[_Piece], *, by_rows: bool) -> bool:
         """Does a call touch the same bytes, one of both writing? `by_rows`: other than each thread in its own rows."""
         for written, start, stop, rows, nbytes in mine:
-            for was_written in (True, False) if written else (True,):
-                others = self._inside[was_written] if start >= 0 else self._outside[was_written].get(start, ())
-                for _, other_start, other_stop, other_rows, other_nbytes in others:
-                    if start < other_stop and other_start < stop:
-                        # Threads that share the same rows of the same bytes only touch their own work.
-                        own = rows and rows == other_rows and start == other_start and nbytes == other_nbytes
-                        if not (by_rows and own):
-                            return True
+            others: Iterable[_Piece]
+            if start >= 0:
+                others = (*self._written, *self._read) if written else self._written
+            else:
+                others = self._written_outside.get(start, ())
+                if written:
+                    others = (*others, *self._read_outside.get(start, ()))
+            for _, other_start, other_stop, other_rows, other_nbytes in others:
+                if start < other_stop and other_start < stop:
+                    # Threads that share the same rows of the same bytes only touch their own work.
+                    own = rows and rows == other_rows and start == other_start and nbytes == other_nbytes
+                    if not (by_rows and own):
+                        return True
         return False
