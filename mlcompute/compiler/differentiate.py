@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from mlcompute.ops.matmul_and_convolution import MatmulOfTransposed
-from mlcompute.ops.op import TABLE, Kind, PatternStep, Step, Trace, Value, no_derivative
+from mlcompute.ops.op import TABLE, Kind, PatternStep, Step, Trace, Value, distinct_items, no_derivative
 
 _MATMUL, _TRANSPOSE, _MATMUL_OF_TRANSPOSED = TABLE["matmul"], TABLE["transpose"], MatmulOfTransposed()
 
@@ -144,7 +144,7 @@ class _Derivatives:
                     return kind
         # The same constant may be an input here, and only be mentioned there.
         types = [value if value is None or value.kind == "constant" else (value.shape, value.dtype) for value in given]
-        return step.op, *types, *step.attributes.items()
+        return step.op, *types, *distinct_items(step.attributes)
 
     def _described(self, step: Step, dy: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
         derivative, results = step.op.derivative, step.results

@@ -10,7 +10,7 @@ import numpy as np
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.index import scatters
 from mlcompute.compiler.substitution import Substitution
-from mlcompute.ops.op import TABLE, Array, Step, Trace, Value, overwritten_by, run_meaning
+from mlcompute.ops.op import TABLE, Array, Step, Trace, Value, distinct_items, overwritten_by, run_meaning
 
 #: Folding trades memory for time; beyond this size a constant is cheaper to compute than to keep.
 LARGEST_FOLDED = 1 << 20
@@ -171,7 +171,7 @@ class _Simplification:
 
     def _key(self, step: Step) -> Hashable:
         # The update may be run again by itself: what it reads of a parameter is not what the forward pass read.
-        key = (step.op, step.inputs, step.phase == "update", *step.attributes.items())
+        key = (step.op, step.inputs, step.phase == "update", *distinct_items(step.attributes))
         if not self.changed or self.changed.isdisjoint(step.inputs):
             return key
         return key, tuple([self.versions.get(self.root(value), 0) for value in step.inputs])

@@ -206,9 +206,9 @@ class Trace:
         key: Hashable
         if len(inputs) == 2:  # as nearly every step of a large graph has, or one
             a, b = inputs
-            key = (op, a.shape, a.dtype, b.shape, b.dtype, *attributes.items())
+            key = (op, a.shape, a.dtype, b.shape, b.dtype, *distinct_items(attributes))
         else:
-            key = (op, *[(value.shape, value.dtype) for value in inputs], *attributes.items())
+            key = (op, *[(value.shape, value.dtype) for value in inputs], *distinct_items(attributes))
         try:
             known = self._kinds.get(key)
         except TypeError:  # attributes that cannot be compared
@@ -237,6 +237,14 @@ class Trace:
             values.append(result)
             number += 1
         self._count = number
+
+
+def distinct_items(attributes: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+    """Attributes as parts of a key: equal for steps that do the same. 0.0 and -0.0 are equal, and yet not the same."""
+    for value in attributes.values():
+        if value.__class__ is float and value == 0.0:
+            return [(name, str(each) if each.__class__ is float else each) for name, each in attributes.items()]
+    return attributes.items()
 
 
 #: A step with one result: its kind, what takes its inputs out of a list of values, and the result's type.

@@ -45,6 +45,17 @@ def test_scalars_of_other_types_and_other_zeros_stay_apart() -> None:
     assert names(trace) == ["multiply", "multiply", "add"]
 
 
+def test_zeros_of_both_signs_tell_steps_apart() -> None:
+    trace = Trace()
+    x = feed(trace, (2,))
+    plus, minus = (ops.pad(x, (1,), (0,), value) for value in (0.0, -0.0))
+    c = (1.0 / plus) + (1.0 / minus)
+    apply(simplify, trace, [c])
+    assert names(trace) == ["pad", "pad", "divide", "divide", "add"]
+    assert trace.steps[0].kind is not trace.steps[1].kind
+    assert [str(step.attributes["value"]) for step in trace.steps[:2]] == ["0.0", "-0.0"]
+
+
 def test_attributes_tell_steps_apart() -> None:
     trace = Trace()
     x = feed(trace, (2, 3))
