@@ -46,6 +46,8 @@ from mlcompute.ops.op import FLOAT32, Step, Value
 _WIDE, _ROWS, _TALL = 256, 48, 288
 #: What packing a panel costs, in rows of a that could be multiplied with it meanwhile.
 _PACKING = 16
+#: Rows of a piece of a thread's work, where its panels are packed again for every piece.
+_PIECE_ROWS = 8 * _PACKING
 
 
 def cut_rows_and_panels(threads: int, rows: int, panels: int) -> tuple[int, int]:
@@ -73,7 +75,7 @@ def _share_part(
     row_parts, panel_parts = (code.load(code.at(place, word, "i64"), "i64") for word in range(2))
     part, other = code.div("%thread", panel_parts), code.rem("%thread", panel_parts)
     of_rows, of_panels = _part(code, extents[0], part, row_parts), _part(code, extents[1], other, panel_parts)
-    # A piece is some panels, which are packed once as before; of few panels it is some rows.
+    # A piece is some panels, which are packed once as before; of one panel it is some rows (`_most_pieces`).
     number, pieces = code.asked_piece()
     is_wide = code.let(f"icmp sge i64 {code.sub(of_panels[1], of_panels[0])}, {pieces}")
     cut = []
@@ -89,6 +91,11 @@ def _part(code: Code, extent: str, number: str, parts: str) -> tuple[str, str]:
     """[first, last) of part `number` of an extent; parts beyond the last are empty."""
     first, last = (code.minimum(bound, parts) for bound in (number, code.add(number, 1)))
     return code.div(code.mul(extent, first), parts), code.div(code.mul(extent, last), parts)
+
+
+def _most_pieces(rows: int, panels: int) -> int:
+    """Into how many pieces the rows and panels of a thread are cut: panels, or rows that are worth packing for."""
+    return min(Entry.most_pieces, panels if panels > 1 else rows // _PIECE_ROWS)
 
 
 def blocked_workspace(y: Value) -> int:
@@ -237,5 +244,6 @@ def gemm_blocked_entry(
         kernel=name,
         cost=2.0 * count * m * n * k / FLOPS_PER_NS + 300.0,
         in_pieces=True,
+        most_pieces=_most_pieces(m // down, panels // across) if count == 1 else Entry.most_pieces,
         scratch=[] if memory is None else [memory.buffer],
     )

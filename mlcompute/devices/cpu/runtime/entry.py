@@ -64,6 +64,7 @@ class Entry:
     cost       estimated nanoseconds on one thread, for deciding how many threads pay
     in_pieces  can the work of a thread be cut into pieces, which others take over when they have done their own?
                Memory of a thread's own is then that of the one that runs a piece (`code.worker`)
+    most_pieces   more of them would cost more than others can save
     """
 
     step: Step
@@ -77,6 +78,7 @@ class Entry:
     kernel: str = ""
     cost: float = 0.0
     in_pieces: bool = False
+    most_pieces: int = 8
     keeps_alive: list[object] = field(default_factory=list)
     scratch: list[Operand] = field(default_factory=list)
     #: Addresses that go somewhere else than into `arguments`: (operand, setter of its address).

@@ -31,9 +31,9 @@ _MOST_TOUCHED = 512
 _BLOCK = 1024
 #: Of neighbouring calls, so many operands of each are compared for all of them at once.
 _FIRST_PARTS = 6
-#: Pieces into which the work of a thread is cut at most, and estimated nanoseconds of one. Who takes over a piece finds
-#: nothing of it in its cache: of fewer threads than these one is rarely slow enough for that to pay.
-_PIECES, _PIECE, _FEWEST_THREADS = 8, 25_000.0, 4
+#: Estimated nanoseconds of a piece into which the work of a thread is cut. Who takes over a piece finds nothing of it in
+#: its cache: of fewer threads than these one is rarely slow enough for that to pay.
+_PIECE, _FEWEST_THREADS = 25_000.0, 4
 
 
 def useful_threads(cost: float, threads: int) -> int:
@@ -81,10 +81,10 @@ def _pieces(calls: Calls, touches: _Touches, waits: Array, alone: Array, threads
     found = np.zeros(len(calls), np.int64)
     if not _FEWEST_THREADS <= threads <= planned_threads():  # more have no memory of their own
         return found
-    pieces = np.minimum(calls.costs() / threads / _PIECE, _PIECES).astype(np.int64)
-    can_be = np.array([entry.in_pieces for entry in calls.entries], np.bool_)[calls.which]
+    most = np.array([entry.most_pieces if entry.in_pieces else 1 for entry in calls.entries], np.int64)[calls.which]
+    pieces = np.minimum(calls.costs() / threads / _PIECE, most).astype(np.int64)
     barriers = [0, *np.flatnonzero(waits).tolist(), len(calls)]
-    wanted = np.flatnonzero(can_be & (pieces > 1) & ~alone)
+    wanted = np.flatnonzero((pieces > 1) & ~alone)
     claims, pieces_of = dict.fromkeys(barriers, 0), _Pieces(touches)
     for call, place in zip(wanted.tolist(), np.searchsorted(barriers, wanted, "right").tolist(), strict=True):
         begin, end = barriers[place - 1], barriers[place]
