@@ -40,6 +40,7 @@ from mlcompute.compiler.rematerialize import rematerialize
 from mlcompute.compiler.request import Request
 from mlcompute.compiler.schedule_updates import schedule_updates
 from mlcompute.compiler.simplify import simplify
+from mlcompute.compiler.sink_reshapes import sink_reshapes
 from mlcompute.compiler.start_from_exchanged import start_from_exchanged
 from mlcompute.compiler.transpose_matmul import transpose_matmul
 from mlcompute.compiler.unmerge_aliased_updates import unmerge_aliased_updates
@@ -176,6 +177,7 @@ PASSES = [
     Pass(fuse_activations, when=_fuses_epilogues),
     Pass(fuse_bias_gradient, when=_fuses_epilogues),
     Pass(fuse_normalization, when=_fuses_normalization),
+    Pass(sink_reshapes, when=_fuses_elementwise),
     Pass(fuse_elementwise, when=_fuses_elementwise),
     Pass(delay_statistics, when=_updates_together),
     Pass(schedule_updates, when=_is_one_call),

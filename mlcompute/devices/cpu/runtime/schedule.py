@@ -31,8 +31,8 @@ _MOST_TOUCHED = 512
 _BLOCK = 1024
 #: Of neighbouring calls, so many operands of each are compared for all of them at once.
 _FIRST_PARTS = 6
-#: Estimated nanoseconds of a piece into which the work of a thread is cut. Who takes over a piece finds nothing of it in
-#: its cache: of fewer threads than these one is rarely slow enough for that to pay.
+#: Estimated nanoseconds of a piece into which the work of a thread is cut. Who takes over a piece finds nothing of it
+#: in its cache: of fewer threads than these one is rarely slow enough for that to pay.
 _PIECE, _FEWEST_THREADS = 25_000.0, 4
 
 

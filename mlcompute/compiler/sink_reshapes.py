@@ -1,0 +1,111 @@
+"""sink_reshapes: elementwise ops on reshaped values run before the reshape, so that they fuse with what made the value.
+
+    y = x wᵀ + b  (512, 64)     z = reshape(y)  (4, 128, 64)     r = relu(z)
+
+becomes r' = relu(y) in (512, 64), fused with the bias, and z and r are views. A fully connected layer that reads r
+wants rows again: its reshape goes, too. Elementwise ops do not depend on the shape, so every number stays the same.
+"""
+
+from __future__ import annotations
+
+from mlcompute.compiler.context import Context
+from mlcompute.compiler.simplify import drop_unused
+from mlcompute.compiler.substitution import Substitution
+from mlcompute.ops.op import TABLE, Shape, Step, Value
+
+_RESHAPE = TABLE["reshape"]
+
+
+def sink_reshapes(steps: list[Step], context: Context) -> list[Step]:
+    """The same values; those in other shapes than they are computed in are views."""
+    index = context.index(steps)
+    if "reshape" not in index.op_names:
+        return steps
+    run = _Sinking(steps, context, index.views)
+    for step in steps:
+        run.add(step)
+    if not run.is_changed:
+        return steps
+    context.substitute(run.substitution)
+    return drop_unused(run.steps, context.kept)
+
+
+class _Sinking:
+    """One walk over the steps.
+
+    views      values that show another one's memory
+    stored     what is assigned to parameters and states: fused with the assign, it must be computed in their shape
+    reshaped   reshape -> the value it shows, which is none
+    """
+
+    def __init__(self, steps: list[Step], context: Context, views: dict[Value, Value]) -> None:
+        self.trace, self.kept, self.views = context.trace, context.kept, views
+        self.stored = {value for step in steps if not step.op.is_pure for value in step.inputs}
+        self.steps: list[Step] = []
+        self.substitution = Substitution()
+        self.reshaped: dict[Value, Value] = {}
+        self.is_changed = False
+
+    def add(self, step: Step) -> None:
+        """Keep a step, or let it run in another shape."""
+        replaced = self.substitution.replaced
+        if replaced and not replaced.keys().isdisjoint(step.inputs):
+            inputs = tuple([self.substitution[value] for value in step.inputs])
+            step = Step(step.op, inputs, step.results, step.attributes, step.layer, step.phase)
+        if step.op is _RESHAPE and step.results[0] in self.views:
+            self._add_reshape(step)
+        elif step.op.family == "elementwise" and step.phase != "update":  # parameters and states keep their shapes
+            self._add_elementwise(step)
+        else:
+            self.steps.append(step)
+
+    def _add_reshape(self, step: Step) -> None:
+        (source,), (result,) = step.inputs, step.results
+        base = self.reshaped.get(source, source)
+        if base.shape == result.shape and result not in self.kept:
+            self.substitution[result] = base
+            self.is_changed = True
+            return
+        self.reshaped[result] = base
+        self.steps.append(step)
+
+    def _add_elementwise(self, step: Step) -> None:
+        (result,) = step.results
+        shape = next((self.reshaped[value].shape for value in step.inputs if self._shows(value, result)), None)
+        if shape is None or not self._runs_in(step, shape):
+            self.steps.append(step)
+            return
+        inputs = tuple([self._in_shape(value, result, shape, step) for value in step.inputs])
+        made = self.trace.value(shape, result.dtype)
+        self.steps.append(Step(step.op, inputs, (made,), step.attributes, step.layer, step.phase))
+        self.steps.append(self._reshape(made, result, step))
+        self.is_changed = True
+
+    def _shows(self, value: Value, result: Value) -> bool:
+        """Is it as large as the result, and a reshape?"""
+        return value.shape == result.shape and value in self.reshaped
+
+    def _runs_in(self, step: Step, shape: Shape) -> bool:
+        """Can all operands be read in a shape: do they lie in row-major order, or are they the same for all rows?"""
+        (result,) = step.results
+        for value in step.inputs:
+            if value.shape == result.shape:
+                if value in self.views and value not in self.reshaped:
+                    return False
+            elif value.shape and (len(value.shape) > 1 or shape[-1:] != result.shape[-1:]):
+                return False
+        return result not in self.stored
+
+    def _in_shape(self, value: Value, result: Value, shape: Shape, step: Step) -> Value:
+        if value.shape != result.shape:
+            return value
+        base = self.reshaped.get(value, value)
+        if base.shape == shape:
+            return base
+        seen = self.trace.value(shape, value.dtype)
+        self.steps.append(self._reshape(base, seen, step))
+        return seen
+
+    def _reshape(self, source: Value, result: Value, step: Step) -> Step:
+        self.reshaped[result] = self.reshaped.get(source, source)
+        return Step(_RESHAPE, (source,), (result,), {"shape": result.shape}, step.layer, step.phase)
