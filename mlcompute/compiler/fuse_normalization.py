@@ -266,7 +266,7 @@ class _Group:
         maker = self.index.makers.get(value)
         if maker is None or self.run.places[maker] < self.place:
             return True
-        if maker.op.is_view and self._exists(maker.inputs[0], views):
+        if maker.op.is_view and maker.inputs[0] not in self.made and self._exists(maker.inputs[0], views):
             views[maker] = None
             return True
         return False

@@ -15,7 +15,7 @@ from mlcompute.compiler.rematerialize import rematerialize
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.devices.device import Traits
 from mlcompute.ops.bfloat16 import bfloat16
-from mlcompute.ops.op import FLOAT32, Trace, Value
+from mlcompute.ops.op import FLOAT32, Trace, Value, emit
 from tests.compiler.programs import Drawn, Supporting, apply, feed, programs, run, simplify
 
 SHAPE, AXES, STATISTICS = (6, 3, 40), (0, 2), (1, 3, 1)
@@ -85,6 +85,17 @@ def test_a_device_that_supports_none_keeps_its_steps() -> None:
     steps = list(trace.steps)
     apply(fuse_normalization, trace, results, supports=lambda step: step.op.name != "fused_normalization")
     assert {id(step) for step in trace.steps} == {id(step) for step in steps}
+
+
+def test_a_view_of_what_is_fused_does_not_move_before_it() -> None:
+    """n = normalize(-x), then n + reshape(-x): the reshape shows what the fused step computes."""
+    trace = Trace()
+    x = feed(trace, SHAPE)
+    u = ops.negate(x)
+    n = ops.normalize(u, AXES, 1e-5)[0]
+    y = n + emit("reshape", u, shape=SHAPE)
+    apply(fuse_normalization, trace, [y])
+    verify_steps(trace.steps)
 
 
 @settings(max_examples=150, deadline=None)
