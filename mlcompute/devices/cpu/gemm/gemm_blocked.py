@@ -46,8 +46,8 @@ from mlcompute.ops.op import FLOAT32, Step, Value
 _WIDE, _ROWS, _TALL = 256, 48, 288
 #: What packing a panel costs, in rows of a that could be multiplied with it meanwhile.
 _PACKING = 16
-#: Rows of a piece of a thread's work, where its panels are packed again for every piece.
-_PIECE_ROWS = 8 * _PACKING
+#: Rows of a piece of a thread's work, where its panels are packed again for every piece; so many panels are enough.
+_PIECE_ROWS, _ENOUGH_PIECES = 8 * _PACKING, 4
 
 
 def cut_rows_and_panels(threads: int, rows: int, panels: int) -> tuple[int, int]:
@@ -75,13 +75,16 @@ def _share_part(
     row_parts, panel_parts = (code.load(code.at(place, word, "i64"), "i64") for word in range(2))
     part, other = code.div("%thread", panel_parts), code.rem("%thread", panel_parts)
     of_rows, of_panels = _part(code, extents[0], part, row_parts), _part(code, extents[1], other, panel_parts)
-    # A piece is some panels, which are packed once as before; of one panel it is some rows (`_most_pieces`).
+    # A piece is some panels, which are packed once as before; of few panels it is some rows, too (`_most_pieces`).
     number, pieces = code.asked_piece()
-    is_wide = code.let(f"icmp sge i64 {code.sub(of_panels[1], of_panels[0])}, {pieces}")
+    across = code.minimum(code.sub(of_panels[1], of_panels[0]), pieces)
+    across = code.intrinsic("umax", "i64", across, "1")
+    down = code.div(pieces, across)
     cut = []
-    for bounds, whole in ((of_rows, is_wide), (of_panels, code.let(f"xor i1 {is_wide}, true"))):
-        mine = code.let(f"select i1 {whole}, i64 0, i64 {number}")
-        count = code.let(f"select i1 {whole}, i64 1, i64 {pieces}")
+    for bounds, mine, count in (
+        (of_rows, code.div(number, across), down),
+        (of_panels, code.rem(number, across), across),
+    ):
         within = _part(code, code.sub(bounds[1], bounds[0]), mine, count)
         cut.append((code.add(bounds[0], within[0]), code.add(bounds[0], within[1])))
     return cut[0], cut[1]
@@ -94,8 +97,8 @@ def _part(code: Code, extent: str, number: str, parts: str) -> tuple[str, str]:
 
 
 def _most_pieces(rows: int, panels: int) -> int:
-    """Into how many pieces the rows and panels of a thread are cut: panels, or rows that are worth packing for."""
-    return min(Entry.most_pieces, panels if panels > 1 else rows // _PIECE_ROWS)
+    """Into how many pieces the rows and panels of a thread are cut: panels, and rows that are worth packing for."""
+    return min(Entry.most_pieces, panels * (1 if panels >= _ENOUGH_PIECES else max(1, rows // _PIECE_ROWS)))
 
 
 def blocked_workspace(y: Value) -> int:
