@@ -9,7 +9,7 @@ import pytest
 
 from mlcompute.devices.cpu.codegen import loops
 from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
-from mlcompute.devices.cpu.gemm import gemm_blocked, matmul, packed_gemm
+from mlcompute.devices.cpu.gemm import matmul, packed_gemm
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.runtime.threads import KERNEL
 from mlcompute.ops.op import Array, Value
@@ -113,7 +113,7 @@ def test_panels_waste_little() -> None:
         assert packed_gemm.padded(vectors * lanes - 1) >= vectors * lanes - 1
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(16, 8, 16), (17, 33, 40), (64, 256, 300), (200, 100, 129), (1000, 65, 64)])
+@pytest.mark.parametrize(("m", "n", "k"), [(16, 16, 16), (17, 33, 40), (64, 256, 300), (200, 100, 129), (1000, 65, 64)])
 @pytest.mark.parametrize("turned", [False, True])
 def test_products_with_turned_weights(m: int, n: int, k: int, turned: bool) -> None:
     """What fully connected layers need; a may be turned, too."""
@@ -143,7 +143,7 @@ def test_products_with_turned_weights(m: int, n: int, k: int, turned: bool) -> N
 def test_products_with_large_weights(
     m: int, n: int, k: int, turned: bool, by_columns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights that are fetched from main memory while others are multiplied give the same bits."""
+    """Several blocks of weights, each of which is fetched while the one before is multiplied."""
     rng = np.random.default_rng(m)
     a = rng.standard_normal((k, m) if turned else (m, k)).astype("f")
     b = rng.standard_normal((n, k) if by_columns else (k, n)).astype("f")
@@ -153,12 +153,29 @@ def test_products_with_large_weights(
 
     monkeypatch.setattr(matmul, "_kernel", lambda a, b, y: "blocked")
     monkeypatch.setattr(matmul, "suits_split_k", lambda a, b, y: False)
-    found = []
-    for size in (packed_gemm.UNCACHED, 0):
-        monkeypatch.setattr(gemm_blocked, "UNCACHED", size)
-        bench = Bench(matmul.KERNELS, "matmul", [a, b], views=views)
-        found += bench.check(lambda y, expected: np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5 * k))
-    assert found[0].tobytes() == found[1].tobytes()
+    bench = Bench(matmul.KERNELS, "matmul", [a, b], views=views)
+    bench.check(lambda y, expected: np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5 * k))
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [((64, 256), (256, 10)), ((70, 10), (10, 256)), ((33, 300), (300, 3)), ((5, 40, 7), (7, 90))]
+)
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_products_with_few_columns_or_little_depth(
+    left: tuple[int, ...], right: tuple[int, int], by_columns: bool
+) -> None:
+    """A small b is read as it lies, where packed vectors would not be full."""
+    rng = np.random.default_rng(1)
+    a, b = (rng.standard_normal(shape).astype("f") for shape in (left, right))
+
+    def views(a: Value, b: Value) -> list[Value]:
+        return [a, transpose(b, (1, 0)) if by_columns else b]
+
+    bench = Bench(matmul.KERNELS, "matmul", [a, b.T.copy() if by_columns else b], views=views)
+    assert bench.entries is not None
+    is_narrow = right[1 if by_columns else 0] < vector_lanes()
+    assert (bench.entries[0].kernel == "gemm of few rows") == is_narrow
+    bench.check(lambda y, expected: np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4))
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64, np.float64])

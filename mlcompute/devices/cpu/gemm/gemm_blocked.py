@@ -3,9 +3,10 @@
     a (.., m, k) and b (.., k, n), rows or columns contiguous     ->     y (.., m, n), dense
 
 A block of b, `DEPTH` deep and a few panels wide, becomes panels in a buffer of the thread's own that fits its
-second-level cache, and the thread's rows of a are multiplied with it there, some at a time, while the next block of a
-large b is fetched. What is bfloat16 becomes float32 on the way, and a result in bfloat16 is summed in a block of
-float32, and rounded once, at the end. Elements are summed as in `packed_gemm`, on any thread.
+second-level cache, and the thread's rows of a are multiplied with it there, some at a time, while the next block of b
+is fetched: even a small one has often left the cache since the last step. What is bfloat16 becomes float32 on the way,
+and a result in bfloat16 is summed in a block of float32, and rounded once, at the end. Elements are summed as in
+`packed_gemm`, on any thread.
 
 Fully connected layers have a transposed b (`gemm_nt`), their weight gradients a transposed a (`gemm_tn`). A library's
 gemm reads the former badly: it reached a third of its usual rate with a long depth.
@@ -23,7 +24,6 @@ from mlcompute.devices.cpu.gemm.packed_gemm import (
     DEPTH,
     FLOPS_PER_NS,
     LINE,
-    UNCACHED,
     Ahead,
     begin_fetching,
     call_pack,
@@ -150,7 +150,7 @@ def gemm_blocked_entry(
     b_stride = b_column if by_columns else b_depth
     pointers = [args.pointer(operand) for operand in (a, b, y)]
     # The next block of b is fetched while this one is multiplied.
-    fetches = b.dtype == FLOAT32 and 4 * n * k >= UNCACHED
+    fetches = b.dtype == FLOAT32
     multiply = args.pointer(packed_gemm(as_if, 1 if fetches else 0))
     pack = args.pointer((pack_columns if by_columns else pack_rows)(as_if, types[1]))
     axes = axis_registers(args, batch)

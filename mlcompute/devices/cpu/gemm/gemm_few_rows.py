@@ -1,4 +1,4 @@
-"""gemm of few rows: y = a b over leading axes, b read as it lies, once for every row.
+"""gemm of few rows, or of a small b: y = a b over leading axes, b read as it lies, once for every row.
 
     a (.., m, k)     b (.., k, n), rows or columns contiguous     ->     y (.., m, n), dense
 
@@ -30,14 +30,26 @@ from mlcompute.ops.op import Step
 
 #: Rows for which b is not packed.
 _FEW_ROWS = 3
+#: Bytes of a b that stays in the first-level cache.
+_SMALL_B = 1 << 14
 #: Columns that are summed side by side: vectors of them, or rows of bᵀ.
 _TOGETHER = 4
 
 
 def has_few_rows(a: Operand, by_columns: bool) -> bool:
-    """Is b to be read as it lies? Where its columns are contiguous, rows of a have to be, too."""
-    m, k = a.shape[-2:]
-    return m <= _FEW_ROWS and (not by_columns or a.strides[-1] == 1 or k == 1)
+    """Are there so few rows that b is to be read as it lies?"""
+    return a.shape[-2] <= _FEW_ROWS and _reads(a, by_columns)
+
+
+def has_small_b(a: Operand, b: Operand, by_columns: bool) -> bool:
+    """Is b so small that it is to be read as it lies for any number of rows, and too narrow to fill vectors packed?"""
+    k, n = b.shape[-2:]
+    return (n if by_columns else k) < vector_lanes() and 4 * k * n <= _SMALL_B and _reads(a, by_columns)
+
+
+def _reads(a: Operand, by_columns: bool) -> bool:
+    """Where columns of b are contiguous, rows of a have to be, too."""
+    return not by_columns or a.strides[-1] == 1 or a.shape[-1] == 1
 
 
 def few_rows_entry(

@@ -15,7 +15,7 @@ from mlcompute.devices.cpu.codegen.loops import AxisRegisters, address_at, unrav
 from mlcompute.devices.cpu.gemm.gemm_bfloat16 import bfloat16_entries, bfloat16_workspace, suits
 from mlcompute.devices.cpu.gemm.gemm_blocked import blocked_workspace, gemm_blocked_entry
 from mlcompute.devices.cpu.gemm.gemm_by_rows import gemm_by_rows_entry
-from mlcompute.devices.cpu.gemm.gemm_few_rows import few_rows_entry, has_few_rows
+from mlcompute.devices.cpu.gemm.gemm_few_rows import few_rows_entry, has_few_rows, has_small_b
 from mlcompute.devices.cpu.gemm.gemm_split_k import split_k_entries, suits_split_k
 from mlcompute.devices.cpu.gemm.gemm_tn import is_gemm_tn
 from mlcompute.devices.cpu.kernels.widened import has_bfloat16
@@ -133,6 +133,8 @@ def _kernel(a: Operand, b: Operand, y: Operand) -> _Kernel | None:
     right, has_library = _orientation(b), onednn.load() is not None
     by_columns = right is not None and right[0] == ord("T")
     is_better = by_columns or (m >= _FEW_ROWS and m * n <= _LARGE and n % (8 * vector_lanes()) == 0)
+    if right and has_small_b(a, b, by_columns):
+        return "few rows by columns" if by_columns else "few rows"
     if _orientation(a) and right and is_better and min(m, k) >= 16 and n >= 8 and iteration_count(_batch(a, b, y)) == 1:
         return "blocked"
     if right and has_few_rows(a, by_columns) and (by_columns or not has_library):
