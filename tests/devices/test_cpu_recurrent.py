@@ -142,7 +142,7 @@ def test_a_smaller_batch_runs_the_same_code() -> None:
         ]
         texts.append([entry.code.text() for entry in entries])
     assert texts[0] == texts[1]
-    assert len(texts[0]) == 6
+    assert len(texts[0]) == 7
 
 
 def test_what_the_kernels_leave_to_numpy() -> None:

@@ -87,9 +87,13 @@ def tile_lines(columns: int) -> int:
 # The functions, for `KernelArguments.pointer`: void(i64, i64, ptr arguments), the first two unused ------------------
 
 
-def packed_gemm(columns: int, fetched: int = 0) -> Code:
-    """The gemm for a number of columns; see `call_packed_gemm`. `fetched`: arrays it fetches lines of meanwhile."""
-    return _code(_packed_gemm_code, panel_width(columns), vector_lanes(), fetched)
+def packed_gemm(columns: int, fetched: int = 0, block: int = DEPTH) -> Code:
+    """The gemm for a number of columns; see `call_packed_gemm`.
+
+    fetched   arrays it fetches lines of meanwhile
+    block     depth summed in registers
+    """
+    return _code(_packed_gemm_code, panel_width(columns), vector_lanes(), fetched, block)
 
 
 def pack_rows(columns: int, element: str = "float") -> Code:
@@ -114,6 +118,7 @@ class Ahead(NamedTuple):
     width    elements of a row of it, and `pitch` from one row to the next
     rate     lines of each array that are fetched in `LINE` steps of the depth
     place    where fetching has got to, between calls: two words, (start of the row, element of it)
+    end      the start of the first row that is not fetched
     """
 
     arrays: Sequence[str]
@@ -121,6 +126,7 @@ class Ahead(NamedTuple):
     pitch: str | int
     rate: str | int
     place: str
+    end: str | int = 1 << 62
 
 
 def fetch_rate(depth: int, lines: float) -> int:
@@ -153,7 +159,7 @@ def call_packed_gemm(
     packed = extents[2] if packed_depth is None else packed_depth
     numbers, pointers = [*extents, packed, accumulate, *a[1:], c[1]], [a[0], b, c[0]]
     if ahead is not None:
-        numbers += [ahead.width, ahead.pitch, ahead.rate]
+        numbers += [ahead.width, ahead.pitch, ahead.rate, ahead.end]
         pointers += [ahead.place, *ahead.arrays]
     call_kernel(code, function, numbers, pointers)
 
@@ -173,20 +179,20 @@ def call_pack(
 # Their code ---------------------------------------------------------------------------------------------------------
 
 
-def _packed_gemm_code(width: int, fetched: int) -> Code:
-    code = Code("packed_gemm", level=2)
-    code.later(f"{width} {vector_lanes()} {registers()} {fetched}", lambda: _write_packed_gemm(code, width, fetched))
+def _packed_gemm_code(width: int, fetched: int, block: int) -> Code:
+    code, choices = Code("packed_gemm", level=2), f"{width} {vector_lanes()} {registers()} {fetched} {block}"
+    code.later(choices, lambda: _write_packed_gemm(code, width, fetched, block))
     return code
 
 
-def _write_packed_gemm(code: Code, width: int, fetched: int) -> None:
+def _write_packed_gemm(code: Code, width: int, fetched: int, block: int) -> None:
     rows, columns, depth, packed, accumulate, a_row, a_depth, c_row = (code.argument(index) for index in range(8))
-    pointers = 11 if fetched else 8
+    pointers = 12 if fetched else 8
     a, b, c = (code.argument(index, "ptr") for index in range(pointers, pointers + 3))
     fetch = _Fetch(code, pointers, fetched) if fetched else None
     panel = width * vector_lanes()
-    with code.loop(0, depth, DEPTH) as start:
-        steps = code.minimum(code.sub(depth, start), DEPTH)
+    with code.loop(0, depth, block) as start:
+        steps = code.minimum(code.sub(depth, start), block)
         adds = code.let(f"icmp ne i64 {code.let(f'or i64 {accumulate}, {start}')}, 0")
         a_block = code.at(a, code.mul(start, a_depth), "float")
         with code.loop(0, columns, panel) as column:
@@ -215,16 +221,17 @@ class _Fetch:
     def __init__(self, code: Code, first: int, count: int) -> None:
         """`first`: the first argument that is a pointer."""
         self.code = code
-        self.width, self.pitch, self.rate = (code.argument(index) for index in range(first - 3, first))
+        self.width, self.pitch, self.rate, self.end = (code.argument(index) for index in range(first - 4, first))
         self.place = code.argument(first + 3, "ptr")
         self.arrays = [code.argument(first + 4 + index, "ptr") for index in range(count)]
         self._words = [code.at(self.place, word, "i64") for word in range(2)]
         self._start, self._element = (code.variable("i64", code.load(word, "i64")) for word in self._words)
 
     def some(self) -> None:
-        """Fetch the next lines."""
+        """Fetch the next lines, unless everything has been fetched."""
         code = self.code
-        with code.loop(0, self.rate):
+        is_over = code.let(f"icmp sge i64 {code.get('i64', self._start)}, {self.end}")
+        with code.loop(0, code.let(f"select i1 {is_over}, i64 0, i64 {self.rate}")):
             start, element = (code.get("i64", slot) for slot in (self._start, self._element))
             offset = code.add(start, element)
             for array in self.arrays:

@@ -1,7 +1,7 @@
 """LSTM, GRU and simple recurrent layers: threads share the samples and run full sequences without a barrier.
 
     forward    pack weights | per time: matmuls into the gates, then the cell in place
-    gradient   pack weights | per time, backwards: the cell, then a matmul | dx by samples, weights' gradients by rows
+    gradient   pack weights | per time, backwards: the cell, then a matmul | dx, dh0 by samples, dw by rows
 
 A bar is a barrier. Matrices are multiplied by `packed_gemm`, so no number depends on how samples are shared.
 """
@@ -13,14 +13,26 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, owned_by_row
+from mlcompute.devices.cpu.codegen.addressing import DenseArray, ThreadWorkspace, owned_by_row
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
 from mlcompute.devices.cpu.codegen.combiners import SUM, fill, reduce_columns
-from mlcompute.devices.cpu.codegen.loops import Line, splat_constant, vector_loop
-from mlcompute.devices.cpu.gemm.packed_gemm import DEPTH, call_packed_gemm, pack_row, packed_gemm, panel_width
+from mlcompute.devices.cpu.codegen.loops import Line, copy_line, splat_constant, vector_loop
+from mlcompute.devices.cpu.gemm.packed_gemm import (
+    DEPTH,
+    LINE,
+    Ahead,
+    begin_fetching,
+    call_packed_gemm,
+    fetch_rate,
+    pack_row,
+    packed_gemm,
+    panel_width,
+    tallest_tile,
+)
 from mlcompute.devices.cpu.kernels import recurrent_cells as cells
 from mlcompute.devices.cpu.kernels.recurrent_sequences import (
+    BLOCK,
     Recurrence,
     Sequences,
     can_pack,
@@ -70,7 +82,9 @@ def recurrent_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     s.copy_states(begin, end, s.strided(named["h0"]), m.h)
     if m.c is not None:
         s.copy_states(begin, end, s.strided(named["c0"]), m.c)
-    by_input, by_hidden = args.pointer(packed_gemm(r.from_inputs)), args.pointer(packed_gemm(r.from_hidden))
+    by_input = args.pointer(packed_gemm(r.from_inputs, block=BLOCK))
+    by_hidden = args.pointer(packed_gemm(r.from_hidden, fetched=1, block=BLOCK))
+    next_time = NextTime(s, r.from_hidden, r.hidden)
     packed_x, packed_h = args.pointer(buffers["wx"]), args.pointer(buffers["wh"])
     inputs = s.strided(x)
     count, between = code.sub(end, begin), code.mul(s.steps, s.gates)
@@ -91,7 +105,9 @@ def recurrent_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
                 fill(code, Line(code, rest, "float"), ("0", s.hidden), splat_constant(code, 0.0))
         target = (code.at(sums, s.first_from_hidden, "float"), between)
         extents = (count, s.from_hidden, s.hidden)
-        call_packed_gemm(code, by_hidden, extents, (m.h.address(begin), s.hidden, 1), packed_h, target, accumulate=1)
+        ahead = next_time.ahead([m.gates], begin, end, s.after(time))
+        a = (m.h.address(begin), s.hidden, 1)
+        call_packed_gemm(code, by_hidden, extents, a, packed_h, target, accumulate=1, ahead=ahead)
         with code.loop(begin, end) as sample:
             cells.cell(s, sample, time, m)
     firsts = [named[name] for name in ("h0", "c0") if name in named]
@@ -111,6 +127,30 @@ def recurrent_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     return [pack, entry]
 
 
+def _rate(columns: int, depth: int, lines: float) -> int:
+    """Lines to fetch in `LINE` steps of a product, for so many lines to be fetched per row of it."""
+    width = panel_width(columns)
+    panels = -(-columns // (width * vector_lanes()))
+    return fetch_rate(depth, tallest_tile(width) * lines / panels)
+
+
+class NextTime:
+    """Fetches what the cells read or write at the next time while the hidden state is multiplied: see `Ahead`."""
+
+    def __init__(self, s: Sequences, columns: int, depth: int) -> None:
+        """Of a product into so many columns, summed over a depth."""
+        self._sequences, self._place = s, s.code.variable("[2 x i64]", "zeroinitializer")
+        self._rate = s.args.number(_rate(columns, depth, s.recurrence.gates / LINE))
+
+    def ahead(self, arrays: Sequence[DenseArray], begin: str, end: str, time: str) -> Ahead:
+        """The gates, or dz, of some samples at a time, which may lie outside the sequence."""
+        s, code = self._sequences, self._sequences.code
+        begin_fetching(code, self._place)
+        pitch = code.mul(s.steps, s.gates)
+        addresses = [array.address(begin, time) for array in arrays]
+        return Ahead(addresses, s.gates, pitch, self._rate, self._place, code.mul(code.sub(end, begin), pitch))
+
+
 # Gradient -----------------------------------------------------------------------------------------------------------
 
 
@@ -126,8 +166,9 @@ def recurrent_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry
     return [
         pack,
         _through_time(r, named, buffers, lengths),
+        _first_state_gradient(r, named, buffers, lengths),
         _input_gradient(r, named, buffers),
-        _weight_gradients(r, named, buffers, lengths),
+        _weight_gradients(r, named, buffers, lengths, operands.threads),
     ]
 
 
@@ -135,12 +176,12 @@ Named = dict[str, Operand]
 
 
 def _through_time(r: Recurrence, named: Named, buffers: Named, lengths: Sequence[Operand]) -> Entry:
-    """The gradients of the gates' sums, dz, and of the first states, which hold the running ones."""
+    """The gradients of the gates' sums, dz, and of the states up to the first time."""
     code = Code("recurrent_gradient")
     args = KernelArguments(code)
     s = Sequences(args, r, lengths)
     begin, end = code.share(s.samples)
-    copied = [("dh", named["dh0"]), ("h0", buffers["h0"])]
+    copied = [("dh", buffers["dh"]), ("h0", buffers["h0"])]
     if r.has_cells:
         copied += [("dc", named["dc0"]), ("c0", buffers["c0"])]
     states = []
@@ -155,17 +196,20 @@ def _through_time(r: Recurrence, named: Named, buffers: Named, lengths: Sequence
     if r.has_cells:
         dc, c_first = of_cells
         m = replace(m, c_first=c_first, cells=s.dense(named["cells"], s.steps, s.hidden), dc=dc)
-    multiply, packed = args.pointer(packed_gemm(r.hidden)), args.pointer(buffers["wh"])
+    multiply, packed = args.pointer(packed_gemm(r.hidden, fetched=2, block=BLOCK)), args.pointer(buffers["wh"])
+    next_time = NextTime(s, r.hidden, r.from_hidden)
     count, between = code.sub(end, begin), code.mul(s.steps, s.gates)
-    # Samples in their padding have dz = 0 and keep what they have; others, what goes to the time before as it is.
-    adds = s.has_lengths or r.step.attributes.get("cell") == "gru"
     with code.loop(0, s.steps) as undone:
         time = s.time(code.sub(code.sub(s.steps, 1), undone))
         with code.loop(begin, end) as sample:
             cells.cell_gradient(s, sample, time, m)
         a = (code.at(dz.address(begin, time), s.first_from_hidden, "float"), between, 1)
         extents, running = (count, s.hidden, s.from_hidden), (dh.address(begin), s.hidden)
-        call_packed_gemm(code, multiply, extents, a, packed, running, accumulate=int(adds))
+        earlier, is_first = s.before(time)
+        ahead = next_time.ahead([gates, dz], begin, end, earlier)
+        with code.when(code.let(f"xor i1 {is_first}, true")):
+            adds = int(r.keeps_gradient)
+            call_packed_gemm(code, multiply, extents, a, packed, running, accumulate=adds, ahead=ahead)
     known = [named[name] for name in ("dy", "dh", "dc", "h0", "c0", "y", "gates", "cells") if name in named]
     reads = [*known, buffers["wh"], *lengths]
     writes = [buffers["dz"], *(target for _, target in copied)]
@@ -182,6 +226,35 @@ def _through_time(r: Recurrence, named: Named, buffers: Named, lengths: Sequence
     )
 
 
+def _first_state_gradient(r: Recurrence, named: Named, buffers: Named, lengths: Sequence[Operand]) -> Entry:
+    """dh0 = dz wh of the first time, and what goes there as it is: mostly nobody reads it, and it is left out."""
+    code = Code("recurrent_first_state")
+    args = KernelArguments(code)
+    s = Sequences(args, r, lengths)
+    begin, end = code.share(s.samples)
+    dz, target = s.dense(buffers["dz"], s.steps, s.gates), s.dense(named["dh0"], s.hidden)
+    if r.keeps_gradient:
+        dh = s.dense(buffers["dh"], s.hidden)
+        with code.loop(begin, end) as sample:
+            copy_line(code, dh.line(sample), target.line(sample), 0, s.hidden)
+    multiply = args.pointer(packed_gemm(r.hidden, block=BLOCK))
+    extents = (code.sub(end, begin), s.hidden, s.from_hidden)
+    a = code.at(dz.address(begin, s.time("0")), s.first_from_hidden, "float"), code.mul(s.steps, s.gates), 1
+    c, adds = (target.address(begin), s.hidden), int(r.keeps_gradient)
+    call_packed_gemm(code, multiply, extents, a, args.pointer(buffers["wh"]), c, accumulate=adds)
+    return Entry(
+        r.step,
+        code,
+        args.values,
+        reads=[buffers["dz"], buffers["dh"], buffers["wh"]],
+        writes=[named["dh0"]],
+        rows=r.samples,
+        by_row={3},
+        kernel=r.kernel("gradient of the first state"),
+        cost=r.product_cost(r.hidden) / r.steps,
+    )
+
+
 def _input_gradient(r: Recurrence, named: Named, buffers: Named) -> Entry:
     """dx = dz wx, for all times of a thread's samples at once."""
     code = Code("recurrent_inputs")
@@ -189,7 +262,7 @@ def _input_gradient(r: Recurrence, named: Named, buffers: Named) -> Entry:
     s = Sequences(args, r, [])
     begin, end = code.share(s.samples)
     dz, target = s.dense(buffers["dz"], s.steps, s.gates), s.dense(named["dx"], s.steps, s.inputs)
-    rows, multiply = code.mul(code.sub(end, begin), s.steps), args.pointer(packed_gemm(r.inputs))
+    rows, multiply = code.mul(code.sub(end, begin), s.steps), args.pointer(packed_gemm(r.inputs, block=BLOCK))
     extents = (rows, s.inputs, s.from_inputs)
     a, c = (dz.address(begin), s.gates, 1), (target.address(begin), s.inputs)
     call_packed_gemm(code, multiply, extents, a, args.pointer(buffers["wx"]), c)
@@ -206,17 +279,22 @@ def _input_gradient(r: Recurrence, named: Named, buffers: Named) -> Entry:
     )
 
 
-def _weight_gradients(r: Recurrence, named: Named, buffers: Named, lengths: Sequence[Operand]) -> Entry:
+def _weight_gradients(r: Recurrence, named: Named, buffers: Named, lengths: Sequence[Operand], threads: int) -> Entry:
     """dwx = dzᵀ x,  dwh = dzᵀ (h before),  db = sums of dz: threads share the rows, samples and times in blocks."""
     x, y, dwx, dwh, db = (named[name] for name in ("x", "y", "dwx", "dwh", "db"))
     code, lanes = Code("recurrent_weights"), vector_lanes()
     args = KernelArguments(code)
     s = Sequences(args, r, lengths)
     memory = ThreadWorkspace(args, buffers["own"], weight_gradient_parts(r))
-    dz, h_first = s.dense(buffers["dz"], s.steps, s.gates), s.dense(buffers["h0"], s.hidden)
-    inputs, outputs = s.strided(x), s.dense(y, s.steps, s.hidden)
+    # Samples and times one after the other, as they lie.
+    dz, outputs = s.dense(buffers["dz"], s.gates), s.dense(y, s.hidden)
+    inputs, h_first = s.strided(x), s.dense(buffers["h0"], s.hidden)
     to_inputs, to_hidden, to_bias = (args.pointer(operand) for operand in (dwx, dwh, db))
-    by_inputs, by_hidden = args.pointer(packed_gemm(r.inputs)), args.pointer(packed_gemm(r.hidden))
+    by_inputs, by_hidden = (args.pointer(packed_gemm(width, fetched=1)) for width in (r.inputs, r.hidden))
+    # Of the next block dz is fetched by one product, and y by the other.
+    rate_dz = args.number(_rate(r.hidden, DEPTH, DEPTH / LINE))
+    rate_y = args.number(_rate(r.inputs, DEPTH, DEPTH * r.hidden / LINE * threads / r.gates))
+    place = code.variable("[2 x i64]", "zeroinitializer")
     begin, end = code.share(s.gates, lanes, memory.max_threads)
     rows = code.sub(end, begin)
     fill(code, Line(code, to_bias, "float"), (begin, end), splat_constant(code, 0.0))
@@ -243,18 +321,26 @@ def _weight_gradients(r: Recurrence, named: Named, buffers: Named, lengths: Sequ
             _pack(code, r.inputs, s.inputs, row, memory["x"], k, depth)
             earlier, is_first = s.before(time)
             starts = s.starts(sample, earlier, is_first)
-            row = code.let(f"select i1 {starts}, ptr {h_first.address(sample)}, ptr {outputs.address(sample, earlier)}")
+            before = outputs.address(code.add(code.mul(sample, s.steps), earlier))
+            row = code.let(f"select i1 {starts}, ptr {h_first.address(sample)}, ptr {before}")
             _pack(code, r.hidden, s.hidden, row, memory["h"], k, depth)
-        block = code.at(dz.pointer, code.mul(first, s.gates), "float")
+        block = dz.address(first)
         # Read row by row first: that brings the block into the cache, and the matmuls read it across the rows.
         _add_sums(s, block, depth, Line(code, memory["sums"], "float"), Line(code, to_bias, "float"), (begin, end))
-        for multiply, columns, b, target, (low, high), origin in (
-            (by_inputs, s.inputs, memory["x"], to_inputs, of_inputs, "0"),
-            (by_hidden, s.hidden, memory["h"], to_hidden, of_hidden, s.first_from_hidden),
+        after = code.add(first, depth)
+        rows_after, width = code.minimum(code.sub(total, after), DEPTH), code.mul(depth, s.hidden)
+        next_dz, next_y = code.at(dz.address(after), begin, "float"), outputs.address(after)
+        fetch_dz = Ahead([next_dz], rows, s.gates, rate_dz, place, code.mul(rows_after, s.gates))
+        fetch_y = Ahead([next_y], width, width, rate_y, place, width)
+        for multiply, columns, b, target, (low, high), origin, ahead in (
+            (by_inputs, s.inputs, memory["x"], to_inputs, of_inputs, "0", fetch_y),
+            (by_hidden, s.hidden, memory["h"], to_hidden, of_hidden, s.first_from_hidden, fetch_dz),
         ):
+            begin_fetching(code, place)
             a = (code.at(block, low, "float"), 1, s.gates)
             c = (code.at(target, code.mul(code.sub(low, origin), columns), "float"), columns)
-            call_packed_gemm(code, multiply, (code.sub(high, low), columns, depth), a, b, c, accumulate=first)
+            extents = (code.sub(high, low), columns, depth)
+            call_packed_gemm(code, multiply, extents, a, b, c, accumulate=first, ahead=ahead)
     return Entry(
         r.step,
         code,

@@ -59,7 +59,7 @@ def cell(s: Sequences, sample: str, time: str, m: Forward) -> None:
     code, count = s.code, s.recurrence.gate_count
     y_line, h_line, gate_lines = m.y.line(sample, time), m.h.line(sample), m.gates.lines(count, s.hidden, sample, time)
     after = s.after(time)
-    written_next = [*m.gates.lines(count, s.hidden, sample, after), m.y.line(sample, after)]
+    written_next = [m.y.line(sample, after)]
     bias_lines = [m.biases.reader(start=code.mul(k, s.hidden)) for k in range(count)]
     if m.cells is not None and m.c is not None:
         cells_line, c_line = m.cells.line(sample, time), m.c.line(sample)
@@ -102,9 +102,6 @@ def cell_gradient(s: Sequences, sample: str, time: str, m: Backward) -> None:
     earlier, is_first = s.before(time)
     gate_lines, dz_lines = m.gates.lines(count, s.hidden, sample, time), m.dz.lines(count, s.hidden, sample, time)
     dy_at, dh_line = m.dy.reader(sample, time), m.dh.line(sample)
-    read_next, written_next = m.gates.lines(count, s.hidden, sample, earlier), m.dz.lines(
-        count, s.hidden, sample, earlier
-    )  # fmt: skip
     zero = splat_constant(code, 0.0)
     body: Body
     if m.cells is not None and m.c_first is not None and m.dc is not None:
@@ -113,11 +110,10 @@ def cell_gradient(s: Sequences, sample: str, time: str, m: Backward) -> None:
             f"select i1 {is_first}, ptr {m.c_first.address(sample)}, ptr {m.cells.address(sample, earlier)}"
         )
         c_before, c_now, dc_line = Line(code, address, "float"), m.cells.line(sample, time), m.dc.line(sample)
-        read_next.append(m.cells.line(sample, s.before(earlier)[0]))
+        read_next = [m.cells.line(sample, s.before(earlier)[0])]
 
         def retreat_lstm(index: str, mask: str | None) -> None:
             prefetch(read_next, index)
-            prefetch(written_next, index, to_write=True)
             i, f, g, o = (line.load(index, mask) for line in gate_lines)
             squashed = _tanh(c_now.load(index, mask))
             dh_now = dh_line.load(index, mask) + dy_at(index, mask)
@@ -139,10 +135,10 @@ def cell_gradient(s: Sequences, sample: str, time: str, m: Backward) -> None:
         starts = s.starts(sample, earlier, is_first)
         address = code.let(f"select i1 {starts}, ptr {m.h_first.address(sample)}, ptr {m.y.address(sample, earlier)}")
         h_before = Line(code, address, "float")
+        read_next = [m.y.line(sample, s.before(earlier)[0])]
 
         def retreat(index: str, mask: str | None) -> None:
             prefetch(read_next, index)
-            prefetch(written_next, index, to_write=True)
             kept = [line.load(index, mask) for line in gate_lines]
             dh_now = dh_line.load(index, mask) + dy_at(index, mask)
             rule = CELLS[s.recurrence.step.attributes["cell"]]

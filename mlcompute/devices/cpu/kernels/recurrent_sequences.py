@@ -25,6 +25,10 @@ from mlcompute.devices.cpu.runtime.threads import planned_threads
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.op import FLOAT32, Array, Step, Value
 
+#: Depth that products sum in registers: the end of a tile costs as much as 5 of its depth, and here there are few rows
+#: that would find a panel in the first-level cache.
+BLOCK = 256
+
 # Outside the kernel: sizes and memory -------------------------------------------------------------------------------
 
 
@@ -83,6 +87,12 @@ class Recurrence:
         """Where the part of the sums begins that the hidden state takes part in."""
         return self.gates - self.from_hidden
 
+    @property
+    def keeps_gradient(self) -> bool:
+        """Is something of dh added to dz wh? Samples in their padding have dz = 0 and keep what they have; of a GRU a
+        part goes to the time before as it is."""
+        return self.lengths is not None or self.step.attributes.get("cell") == "gru"
+
     def kernel(self, name: str = "") -> str:
         """What the printed program calls a kernel."""
         cell = str(self.step.attributes.get("cell", "lstm"))
@@ -107,7 +117,7 @@ def _parts(r: Recurrence) -> dict[str, int]:
     firsts = {"h0": state, "c0": state} if r.has_cells else {"h0": state}
     weights = {"wx": padded(r.inputs) * r.from_inputs, "wh": padded(r.hidden) * r.from_hidden}
     own = thread_floats(weight_gradient_parts(r)) * planned_threads()
-    return {"dz": r.samples * r.steps * r.gates, **firsts, **weights, "own": own}
+    return {"dz": r.samples * r.steps * r.gates, "dh": state, **firsts, **weights, "own": own}
 
 
 def weight_gradient_parts(r: Recurrence) -> dict[str, int]:
