@@ -1,7 +1,8 @@
 """Elementwise kernels: single ops, fused groups of them, assigns, and copies of views that need memory of their own.
 
 A step becomes a `LoopNest`, and `_Writer` writes any nest: vectors along the innermost loop, then the rest one by one;
-copies that exchange axes go by squares, other nests with operands whose axes are exchanged by tiles (`transposes`).
+copies that exchange axes go by squares, other nests with operands whose axes are exchanged by tiles, and those with a
+few columns by vectors of several rows (`transposes`).
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from mlcompute.devices.cpu.kernels.elementwise_ops import (
 from mlcompute.devices.cpu.kernels.transposes import (
     TILE_COLUMNS,
     TILE_ROWS,
+    FewColumns,
+    Rows,
     Tiling,
     Transpose,
-    interleaved_lines,
+    few_columns,
     source_axis,
     tiling,
+    vectors_of_rows,
 )
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker, always
 from mlcompute.devices.loop_nest import Access, LoopNest, Operand, Operands, copy_nest, elementwise_nest
@@ -82,7 +86,7 @@ def loop_entry(step: Step, nest: LoopNest, threads: int) -> Entry:
         arguments += [each.operand, *each.strides]
     cost = nest.iterations * (0.02 * len(nest.operands) + 0.013 * len(nest.ops))
     in_pieces = cost > _LONG  # a short one is not worth the instructions
-    structure = nest.structure(), source_axis(nest), interleaved_lines(nest), tiling(nest), vector_lanes(), in_pieces
+    structure = nest.structure(), source_axis(nest), few_columns(nest), tiling(nest), vector_lanes(), in_pieces
     code = _written.get(structure) or _code(structure, nest, first_arguments, in_pieces)
     return Entry(
         step,
@@ -133,6 +137,10 @@ class _Writer:
         if tiles is not None:
             self._by_tiles(tiles, begin, end, extents)
             return
+        few = few_columns(self.nest)
+        if few is not None:
+            self._by_rows(few, begin, end, extents)
+            return
         self._loops(0, begin, end, extents, self.pointers)
 
     def _loops(self, axis: int, begin: str, end: str, extents: list[str], pointers: list[str]) -> None:
@@ -164,8 +172,7 @@ class _Writer:
                     index = loops.enter_context(code.loop(*bounds[outer]))
                     steps = [code.mul(index, strides[outer]) for strides in self.strides]
                     pointers = [code.at(*at, element) for at in zip(pointers, steps, strict=True)]
-            lines = interleaved_lines(self.nest)
-            transpose = Transpose(code, element, self.strides[0][-1], self.strides[1][axis], lines)
+            transpose = Transpose(code, element, self.strides[0][-1], self.strides[1][axis])
             transpose.write(pointers[0], pointers[1], bounds[axis], extents[-1])
 
     def _by_tiles(self, tiles: Tiling, begin: str, end: str, extents: list[str]) -> None:
@@ -195,6 +202,38 @@ class _Writer:
                     lines[number] = code.at(buffer, start, MEMORY_TYPES[self.dtypes[number]])
                 self._hoist(Access.FIXED, lines)
                 self._innermost(column, last_column, lines)
+
+    def _by_rows(self, few: FewColumns, begin: str, end: str, extents: list[str]) -> None:
+        """Vectors of several rows, each of a few columns."""
+        code, pointers, axis, lanes = self.code, self.pointers, few.axis, vector_lanes()
+        bounds = [(begin, end), *(("0", extent) for extent in extents[1:])]
+        with contextlib.ExitStack() as loops:
+            for outer in range(self.rank - 1):
+                if outer != axis:
+                    pointers = self._moved(pointers, outer, loops.enter_context(code.loop(*bounds[outer])))
+
+            def vectors(number: int, pointer: str) -> list[str]:
+                stride = self.strides[number][-1]
+                return vectors_of_rows(code, few, few.loads[number], self.dtypes[number], pointer, stride)
+
+            loads = range(len(few.loads))
+            repeated = {n: vectors(n, pointers[n]) for n in loads if few.loads[n] is Rows.REPEATED}
+            first, last = bounds[axis]
+            full = code.add(first, code.mul(code.div(code.sub(last, first), lanes), lanes))
+            with code.loop(first, full, lanes) as row:
+                lines = self._moved(pointers, axis, row)
+                loaded = [repeated.get(number) or vectors(number, lines[number]) for number in loads]
+                for column in range(few.columns):
+                    found = {each.value: loaded[number][column] for number, each in enumerate(self.nest.loads)}
+                    registers = self._apply(found, lanes)
+                    for number, each in enumerate(self.nest.stores, start=len(loads)):
+                        dtype = self.dtypes[number]
+                        address = code.at(lines[number], column * lanes, MEMORY_TYPES[dtype])
+                        store_element(code, address, dtype, registers[each.value], lanes)
+            with code.loop(full, last) as row:
+                lines = self._moved(pointers, axis, row)
+                self._hoist(Access.FIXED, lines)
+                self._innermost("0", extents[-1], lines)
 
     def _hoist(self, access: Access, pointers: list[str]) -> None:
         """Load what does not change along the innermost loop once, before it."""
@@ -252,18 +291,24 @@ class _Writer:
                 registers[each.value] = hoisted[number]
             else:
                 registers[each.value] = self._load(number, pointers[number], index, lanes)
-        for step in self.nest.ops:
-            types = [value.dtype for value in step.inputs]
-            operands = [registers[value] for value in step.inputs]
-            registers[step.results[0]] = emit_elementwise(
-                self.code, step.op.name, step.attributes, operands, types, step.results[0].dtype, lanes
-            )
+        registers = self._apply(registers, lanes)
         for number, each in enumerate(self.nest.stores, start=len(self.nest.loads)):
             if number in streamed:
                 address = self._address(number, pointers[number], index)
                 stream(self.code, address, vector("float", lanes), registers[each.value])
             else:
                 self._store(number, pointers[number], index, registers[each.value], lanes)
+
+    def _apply(self, loaded: dict[Value, str], lanes: int) -> dict[Value, str]:
+        """What was loaded, and the results of all ops."""
+        registers = dict(loaded)
+        for step in self.nest.ops:
+            types = [value.dtype for value in step.inputs]
+            operands = [registers[value] for value in step.inputs]
+            registers[step.results[0]] = emit_elementwise(
+                self.code, step.op.name, step.attributes, operands, types, step.results[0].dtype, lanes
+            )
+        return registers
 
     def _address(self, number: int, pointer: str, index: str) -> str:
         contiguous = self.access[number] is Access.CONTIGUOUS

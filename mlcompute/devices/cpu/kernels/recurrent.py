@@ -106,8 +106,8 @@ def recurrent_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
         target = (code.at(sums, s.first_from_hidden, "float"), between)
         extents = (count, s.from_hidden, s.hidden)
         ahead = next_time.ahead([m.gates], begin, end, s.after(time))
-        a = (m.h.address(begin), s.hidden, 1)
-        call_packed_gemm(code, by_hidden, extents, a, packed_h, target, accumulate=1, ahead=ahead)
+        state = (m.h.address(begin), s.hidden, 1)
+        call_packed_gemm(code, by_hidden, extents, state, packed_h, target, accumulate=1, ahead=ahead)
         with code.loop(begin, end) as sample:
             cells.cell(s, sample, time, m)
     firsts = [named[name] for name in ("h0", "c0") if name in named]

@@ -1,19 +1,24 @@
 """Copies that exchange axes: what lies side by side is not what is written side by side.
 
 Squares of elements are loaded as vectors along the axis on which the source lies in one piece, transposed in
-registers, and stored as vectors along the axis on which the target does. A few lines, as the channels of an image,
-become pixels one after the other: they are interleaved in registers.
+registers, and stored as vectors along the axis on which the target does. Other elementwise loops that read such
+operands go by tiles, which are transposed into memory of the thread first.
 
-Other elementwise loops that read such operands go by tiles, which are transposed into memory of the thread first.
+A few columns, as the channels of an image, do not fill a vector: there vectors hold elements of several rows, one row
+after the other, and operands that lie otherwise are interleaved in registers.
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector, vector_lanes
-from mlcompute.devices.loop_nest import LoopNest
+from mlcompute.devices.cpu.kernels.elementwise_ops import load_element, register_type
+from mlcompute.devices.loop_nest import LoopNest, NestOperand
 
 #: Rows of a square, if a vector holds so many elements of four bytes.
 _SQUARE = 8
@@ -42,15 +47,71 @@ def source_axis(nest: LoopNest) -> int | None:
     least = square()
     if store.strides[inner] != 1 or load.strides[inner] in (0, 1):
         return None
-    axis = next((axis for axis in range(inner) if load.strides[axis] == 1 and nest.extents[axis] >= least), None)
-    if axis is None or nest.extents[inner] >= least or store.strides[axis] == nest.extents[inner]:
-        return axis
+    if nest.extents[inner] < least:
+        return None
+    return next((axis for axis in range(inner) if load.strides[axis] == 1 and nest.extents[axis] >= least), None)
+
+
+class Rows(enum.Enum):
+    """How an operand moves along a loop outside a short innermost one."""
+
+    FOLLOWING = "row after row, as they are stored"
+    CONTIGUOUS = "neighbouring elements: each column lies in one piece"
+    REPEATED = "the same row again and again"
+
+
+class FewColumns(NamedTuple):
+    """A loop whose iterations, of a few columns each, follow one another in all that is stored; and how loads move."""
+
+    axis: int
+    columns: int
+    loads: tuple[Rows, ...]
+
+
+def few_columns(nest: LoopNest) -> FewColumns | None:
+    """How a nest with a short innermost loop goes by vectors of several rows; None where it should not."""
+    inner, columns = len(nest.extents) - 1, nest.extents[-1]
+    if inner < 1 or not 1 < columns < square() or any(store.streams for store in nest.stores):
+        return None
+    for axis in range(inner):
+        loads, stores = ([_rows(each, axis, columns) for each in group] for group in (nest.loads, nest.stores))
+        known = [each for each in loads if each is not None]
+        if set(stores) == {Rows.FOLLOWING} and len(known) == len(loads) and nest.extents[axis] >= vector_lanes():
+            return FewColumns(axis, columns, tuple(known))
     return None
 
 
-def interleaved_lines(nest: LoopNest) -> int:
-    """Lines of the source that such a copy interleaves, fewer than a square has rows; 0 where it goes by squares."""
-    return nest.extents[-1] if source_axis(nest) is not None and nest.extents[-1] < square() else 0
+def _rows(each: NestOperand, axis: int, columns: int) -> Rows | None:
+    if (each.strides[axis], each.strides[-1]) == (columns, 1):
+        return Rows.FOLLOWING
+    return {0: Rows.REPEATED, 1: Rows.CONTIGUOUS}.get(each.strides[axis])
+
+
+def vectors_of_rows(
+    code: Code, few: FewColumns, rows: Rows, dtype: np.dtype[Any], pointer: str, stride: str
+) -> list[str]:
+    """What a load has for as many rows as a vector has lanes, row after row: a vector per column.
+
+    stride   of the load along the innermost loop
+    """
+    lanes, columns, element = vector_lanes(), few.columns, register_type(dtype)
+    memory, type_ = MEMORY_TYPES[dtype], vector(element, lanes)
+    if rows is Rows.FOLLOWING:
+        return [load_element(code, code.at(pointer, n * lanes, memory), dtype, lanes) for n in range(columns)]
+    starts = [code.at(pointer, code.mul(column, stride), memory) for column in range(columns)]
+    if rows is Rows.CONTIGUOUS:
+        lines = [load_element(code, start, dtype, lanes) for start in starts]
+    else:
+        lines = [code.splat(load_element(code, start, dtype, 1), element, lanes) for start in starts]
+    mixed = []
+    for number in range(columns):
+        places = [divmod(number * lanes + lane, columns) for lane in range(lanes)]  # row, and column of it
+        found = shuffled(code, type_, lines[0], lines[0], [row for row, _ in places])
+        for other in range(1, columns):
+            picks = [lanes + row if column == other else lane for lane, (row, column) in enumerate(places)]
+            found = shuffled(code, type_, found, lines[other], picks)
+        mixed.append(found)
+    return mixed
 
 
 #: Rows (along the axis on which transposed operands lie in one piece) and columns of a tile; operands that are tiled.
@@ -87,41 +148,15 @@ class Transpose:
     """The innermost two loops of such a copy: over the source's axis, from a begin to an end, and over the target's.
 
     from_source, from_target   strides of the source along the target's axis, and of the target along the source's
-    lines                      so many elements of the target's axis follow one after the other; 0: any number
     """
 
     code: Code
     element: str
     from_source: str
     from_target: str
-    lines: int = 0
 
     def write(self, source: str, target: str, bounds: tuple[str, str], extent: str) -> None:
         """Copy target[i, j] = source[j, i] for i within bounds and all j below an extent."""
-        if self.lines:
-            self._interleave(source, target, bounds, extent)
-        else:
-            self._by_squares(source, target, bounds, extent)
-
-    def _interleave(self, source: str, target: str, bounds: tuple[str, str], extent: str) -> None:
-        """As many elements of each line as a vector has, at a time."""
-        code, lanes, lines, (start, end) = self.code, vector_lanes(), self.lines, bounds
-        type_ = vector(self.element, lanes)
-        stop = code.add(start, code.mul(code.div(code.sub(end, start), lanes), lanes))
-        with code.loop(start, stop, lanes) as i:
-            rows = [code.load(self._source(source, i, str(line)), type_) for line in range(lines)]
-            for number in range(lines):
-                places = [divmod(number * lanes + lane, lines) for lane in range(lanes)]  # element, and line of it
-                mixed = self._shuffled(rows[0], rows[0], [place for place, _ in places])
-                for other in range(1, lines):
-                    picks = [lanes + place if line == other else lane for lane, (place, line) in enumerate(places)]
-                    mixed = self._shuffled(mixed, rows[other], picks)
-                to = code.at(self._target(target, i, "0"), number * lanes, self.element)
-                code.store(to, type_, mixed)
-        with code.loop(stop, end) as i, code.loop(0, extent) as j:
-            self._element(source, target, i, j)
-
-    def _by_squares(self, source: str, target: str, bounds: tuple[str, str], extent: str) -> None:
         code, side = self.code, square()
         columns = code.mul(code.div(extent, side), side)
         start, end = bounds
@@ -158,11 +193,13 @@ class Transpose:
                 a, b = rows[number], rows[number + step]
                 low = [lane if not lane & step else side + lane - step for lane in range(side)]
                 high = [lane + step if not lane & step else side + lane for lane in range(side)]
-                rows[number], rows[number + step] = self._shuffled(a, b, low), self._shuffled(a, b, high)
+                rows[number], rows[number + step] = (shuffled(code, type_, a, b, picks) for picks in (low, high))
             step *= 2
         for number, row in enumerate(rows):
             code.store(self._target(target, code.add(i, number), j), type_, row)
 
-    def _shuffled(self, a: str, b: str, lanes: list[int]) -> str:
-        type_, mask = vector(self.element, len(lanes)), ", ".join(f"i32 {lane}" for lane in lanes)
-        return self.code.let(f"shufflevector {type_} {a}, {type_} {b}, <{len(lanes)} x i32> <{mask}>")
+
+def shuffled(code: Code, type_: str, a: str, b: str, lanes: list[int]) -> str:
+    """Lanes of two vectors of a type, those of b counted on from those of a."""
+    mask = ", ".join(f"i32 {lane}" for lane in lanes)
+    return code.let(f"shufflevector {type_} {a}, {type_} {b}, <{len(lanes)} x i32> <{mask}>")
