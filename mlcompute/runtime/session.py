@@ -432,10 +432,11 @@ class Session:
                 if storage.is_callers:
                     storage.array()
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Outputs somebody still holds stay readable without the graph that computed them."""
+        # When Python ends, modules may be emptied before graphs are: the name `sys` is gone then.
         compiled, last = getattr(self, "compiled", None), getattr(self, "last", None)
-        if compiled is not None and last is not None and last.executable is not None and not sys.is_finalizing():
+        if compiled is not None and last is not None and last.executable is not None and not is_finalizing():
             last.keep_result()
             # Other processes do not know that a graph is dropped here: what is not at hand is not asked for.
             at_hand = None if self.in_group is None else self.in_group.results.losses

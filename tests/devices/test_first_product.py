@@ -118,18 +118,18 @@ def test_compile_reports_its_failure(library: onednn.OneDNN, monkeypatch: pytest
         raise mlc.DeviceError("oneDNN: sgemm: out of memory")
 
     graph = mlc.Graph()
-    x = graph.input((4, 8), "x")
-    graph.dense(graph.dense(x, 8), 8)
+    x = graph.input((4, 32), "x")
+    graph.dense(graph.dense(x, 32), 32)
     training = mlc.TrainingGraph(
         [graph], mlc.LossLayer.mean_squared_error(mlc.ReductionType.MEAN), mlc.SGDOptimizer(learning_rate=0.1)
     )
-    training.add_inputs({"x": x}, {"t": mlc.Tensor(shape=(4, 8))})
+    training.add_inputs({"x": x}, {"t": mlc.Tensor(shape=(4, 32))})
     with monkeypatch.context() as failing:
         failing.setattr(first_product, "_multiply", fail)
         with pytest.raises(mlc.DeviceError, match="sgemm: out of memory"):
             training.compile(device=mlc.Device.cpu())
     training.compile(device=mlc.Device.cpu())
-    ones = mlc.Tensor(shape=(4, 8), fill_with_data=1.0).data
+    ones = mlc.Tensor(shape=(4, 32), fill_with_data=1.0).data
     assert training.execute({"x": ones}, {"t": ones}, options=SYNC)
 
 

@@ -46,8 +46,8 @@ from mlcompute.ops.op import FLOAT32, Step, Value
 _WIDE, _ROWS, _TALL = 256, 48, 288
 #: What packing a panel costs, in rows of a that could be multiplied with it meanwhile.
 _PACKING = 16
-#: Rows of a piece of a thread's work, where its panels are packed again for every piece; so many panels are enough.
-_PIECE_ROWS, _ENOUGH_PIECES = 8 * _PACKING, 4
+#: Rows of a piece of a thread's work, where its panels are packed again for every piece.
+_PIECE_ROWS = 4 * _PACKING
 
 
 def cut_rows_and_panels(threads: int, rows: int, panels: int) -> tuple[int, int]:
@@ -98,7 +98,7 @@ def _part(code: Code, extent: str, number: str, parts: str) -> tuple[str, str]:
 
 def _most_pieces(rows: int, panels: int) -> int:
     """Into how many pieces the rows and panels of a thread are cut: panels, and rows that are worth packing for."""
-    return min(Entry.most_pieces, panels * (1 if panels >= _ENOUGH_PIECES else max(1, rows // _PIECE_ROWS)))
+    return min(Entry.most_pieces, panels * max(1, rows // _PIECE_ROWS))
 
 
 def blocked_workspace(y: Value) -> int:
