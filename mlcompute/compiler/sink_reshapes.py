@@ -8,6 +8,8 @@ wants rows again: its reshape goes, too. Elementwise ops do not depend on the sh
 
 from __future__ import annotations
 
+import math
+
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.simplify import drop_unused
 from mlcompute.compiler.substitution import Substitution
@@ -21,9 +23,11 @@ def sink_reshapes(steps: list[Step], context: Context) -> list[Step]:
     index = context.index(steps)
     if "reshape" not in index.op_names:
         return steps
+    reshaped = {step.results[0] for step in steps if step.op is _RESHAPE and math.prod(step.results[0].shape) > 1}
+    if not any(step.op.family == "elementwise" and not reshaped.isdisjoint(step.inputs) for step in steps):
+        return steps
     run = _Sinking(steps, context, index.views)
-    for step in steps:
-        run.add(step)
+    run.add(steps)
     if not run.is_changed:
         return steps
     context.substitute(run.substitution)
@@ -46,18 +50,22 @@ class _Sinking:
         self.reshaped: dict[Value, Value] = {}
         self.is_changed = False
 
-    def add(self, step: Step) -> None:
-        """Keep a step, or let it run in another shape."""
-        replaced = self.substitution.replaced
-        if replaced and not replaced.keys().isdisjoint(step.inputs):
-            inputs = tuple([self.substitution[value] for value in step.inputs])
-            step = Step(step.op, inputs, step.results, step.attributes, step.layer, step.phase)
-        if step.op is _RESHAPE and step.results[0] in self.views:
-            self._add_reshape(step)
-        elif step.op.family == "elementwise" and step.phase != "update":  # parameters and states keep their shapes
-            self._add_elementwise(step)
-        else:
-            self.steps.append(step)
+    def add(self, steps: list[Step]) -> None:
+        """Keep every step, or let it run in another shape."""
+        replaced, done = self.substitution.replaced, self.steps
+        reads_none, reads_as_before = self.reshaped.keys().isdisjoint, replaced.keys().isdisjoint
+        for step in steps:
+            op = step.op
+            if replaced and not reads_as_before(step.inputs):
+                inputs = tuple([self.substitution[value] for value in step.inputs])
+                step = Step(op, inputs, step.results, step.attributes, step.layer, step.phase)
+            if op is _RESHAPE and step.results[0] in self.views:
+                self._add_reshape(step)
+            # Parameters and states keep their shapes, and so do updates.
+            elif op.family == "elementwise" and step.phase != "update" and not reads_none(step.inputs):
+                self._add_elementwise(step)
+            else:
+                done.append(step)
 
     def _add_reshape(self, step: Step) -> None:
         (source,), (result,) = step.inputs, step.results
