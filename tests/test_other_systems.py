@@ -168,8 +168,8 @@ def test_a_product_by_the_calling_convention_of_windows(windows: None, monkeypat
     lanes = machine.vector_lanes()
     packed = np.zeros((depth, -(-columns // lanes) * lanes), np.float32)
     packed[:, :columns] = b
-    numbers = [rows, columns, depth, depth, 0, depth, 1, columns, address_of(a), address_of(packed), address_of(c)]
-    arguments = np.array(numbers, np.int64)
+    numbers = [rows, columns, depth, depth, 0, depth, 1, columns, columns]
+    arguments = np.array([*numbers, *map(address_of, (a, packed, c, c))], np.int64)
     call = np.array([memory.addresses[0], address_of(arguments)], np.int64)
     threads.KERNEL(memory.addresses[1])(0, 1, address_of(call))
     np.testing.assert_allclose(c, a @ b, rtol=1e-5, atol=1e-5)

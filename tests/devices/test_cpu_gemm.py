@@ -34,15 +34,20 @@ def pack(b: Array, by_columns: bool) -> Array:
     return packed
 
 
-def multiply(a: Array, packed: Array, c: Array, columns: int, accumulate: bool = False) -> None:
-    """c[:, :columns] = a b or += a b, where a may be any view."""
-    rows, depth = a.shape
-    strides = [stride // 4 for stride in a.strides]
-    call(
-        packed_gemm.packed_gemm(columns),
-        [rows, columns, depth, depth, int(accumulate), *strides, c.strides[0] // 4],
-        [a, packed, c],
-    )
+def multiply(
+    a: Array,
+    packed: Array,
+    c: Array,
+    columns: int,
+    accumulate: bool = False,
+    added: Array | None = None,
+    as_if: int | None = None,
+) -> None:
+    """c[:, :columns] = a b or += a b, or a b + `added`; a may be any view."""
+    (rows, depth), added = a.shape, c if added is None else added
+    strides = [array.strides[axis] // 4 for array, axis in ((a, 0), (a, 1), (c, 0), (added, 0))]
+    function = packed_gemm.packed_gemm(as_if or columns)
+    call(function, [rows, columns, depth, depth, int(accumulate), *strides], [a, packed, c, added])
 
 
 @pytest.fixture(params=[4, 8, "own"])
@@ -71,6 +76,22 @@ def test_products_of_all_sizes(rows: int, columns: int, depth: int) -> None:
 
 
 @pytest.mark.usefixtures("_lanes")
+@pytest.mark.parametrize(("rows", "columns", "depth"), SIZES)
+def test_what_is_added_lies_elsewhere(rows: int, columns: int, depth: int) -> None:
+    """The sums of the depth before, in a block of the thread's own: read once, and c is never read."""
+    rng = np.random.default_rng(rows)
+    a, b = rng.standard_normal((rows, depth)).astype("f"), rng.standard_normal((depth, columns)).astype("f")
+    sums = rng.standard_normal((rows, columns + 5)).astype("f")
+    before, in_place, packed = sums.copy(), sums[:, :columns].copy(), pack(b, by_columns=False)
+    c = np.full((rows, columns + 3), np.nan, "f")
+    multiply(a, packed, c, columns, accumulate=True, added=sums)
+    multiply(a, packed, in_place, columns, accumulate=True)
+    np.testing.assert_array_equal(c[:, :columns], in_place)
+    np.testing.assert_array_equal(sums, before)
+    assert np.isnan(c[:, columns:]).all()
+
+
+@pytest.mark.usefixtures("_lanes")
 @pytest.mark.parametrize("vectors", [1, 2, 3, 4, 5, 6, 7, 9, 10, 13])
 @pytest.mark.parametrize("missing", [0, 3])
 def test_a_last_panel_with_few_columns(vectors: int, missing: int) -> None:
@@ -82,7 +103,7 @@ def test_a_last_panel_with_few_columns(vectors: int, missing: int) -> None:
     packed = np.full(as_if * depth, np.nan, np.float32)
     call(packed_gemm.pack_rows(as_if), [0, columns, depth, columns], [b, packed])
     c = np.full((rows, columns + 3), 7, "f")
-    call(packed_gemm.packed_gemm(as_if), [rows, columns, depth, depth, 0, depth, 1, columns + 3], [a, packed, c])
+    multiply(a, packed, c, columns, as_if=as_if)
     np.testing.assert_allclose(c[:, :columns], a.astype(np.float64) @ b, rtol=1e-5, atol=1e-4)
     assert (c[:, columns:] == 7).all()
 

@@ -6,7 +6,8 @@ A block of b, `DEPTH` deep and a few panels wide, becomes panels in a buffer of 
 second-level cache, and the thread's rows of a are multiplied with it there, some at a time, while the next block of b
 is fetched: even a small one has often left the cache since the last step. What is bfloat16 becomes float32 on the way,
 and a result in bfloat16 is summed in a block of float32, and rounded once, at the end. Elements are summed as in
-`packed_gemm`, on any thread.
+`packed_gemm`, on any thread. Threads that share rows of y sum in blocks of their own, too: what one of them writes, the
+prefetcher of another would fetch again for every block of the depth.
 
 Fully connected layers have a transposed b (`gemm_nt`), their weight gradients a transposed a (`gemm_tn`). A library's
 gemm reads the former badly: it reached a third of its usual rate with a long depth.
@@ -44,6 +45,8 @@ from mlcompute.ops.op import FLOAT32, Step, Value
 
 #: Columns of b packed, rows of a multiplied with them, and rows of a result summed elsewhere, at a time.
 _WIDE, _ROWS, _TALL = 256, 48, 288
+#: Floats of a block on the stack in which a thread sums what it computes of rows that others write to.
+_OWN_SUMS = 1 << 15
 #: What packing a panel costs, in rows of a that could be multiplied with it meanwhile.
 _PACKING = 16
 #: Rows of a piece of a thread's work, where its panels are packed again for every piece.
@@ -156,11 +159,17 @@ def gemm_blocked_entry(
     axes = axis_registers(args, batch)
     # Few rows read a panel once: it is multiplied while it is in the first-level cache.
     at_once = _block_columns(n) // panel if -(-m // down) > _ROWS or not by_columns else 1
-    row_step = args.number(max(1, m) if memory is None else _tall(m))
+    tall_step = max(1, m) if memory is None else _tall(m)
+    sums_apart = memory is None and count == 1 and k > DEPTH and any(cut[1] > 1 for cut in cuts)
+    if sums_apart:
+        at_once = max(1, min(at_once, _OWN_SUMS // (panel * -(-m // down))))
+        tall_step = min(-(-m // down), _OWN_SUMS // (at_once * panel))
+    row_step = args.number(tall_step)
     tiles = -(-m // down) / tallest_tile(panel // vector_lanes())
     rate = args.number(fetch_rate(DEPTH, DEPTH * panel / LINE / tiles)) if fetches else ""
     place = code.variable("[2 x i64]", "zeroinitializer") if fetches else ""
     b_block = code.aligned_buffer(DEPTH * at_once * panel)
+    own_sums = code.aligned_buffer(_OWN_SUMS) if sums_apart else ""
     # Columns of a are brought together first: a distance of a power of two leaves them few places in the cache. The few
     # rows of a tile are read where they lie.
     in_rows = a.strides[-1] == 1 or k == 1
@@ -195,7 +204,13 @@ def gemm_blocked_entry(
             end = code.mul(code.minimum(code.add(group, at_once), panel_bounds[1]), panel)
             width = code.sub(code.minimum(end, columns), column)
             target = code.at(at_y, code.add(code.mul(top, columns), column), types[2])
-            sums, between = (target, columns) if memory is None else (memory["y"], _block_columns(n))
+            sums: str
+            between: str | int
+            sums, between = target, columns
+            if memory is not None:
+                sums, between = memory["y"], _block_columns(n)
+            elif sums_apart:
+                sums, between = own_sums, at_once * panel
             with code.loop(0, depth, DEPTH) as start:
                 steps = code.minimum(code.sub(depth, start), DEPTH)
                 corner = code.at(at_b, code.add(code.mul(column, b_column), code.mul(start, b_depth)), types[1])
@@ -205,9 +220,18 @@ def gemm_blocked_entry(
                     height = code.minimum(code.sub(tall, row), _ROWS)
                     offset = code.add(code.mul(code.add(top, row), a_row), code.mul(start, a_depth))
                     rows_of_a = block_of_a(code.at(at_a, offset, types[0]), height, steps)
-                    c = code.at(sums, code.mul(row, between), "float"), between
+                    so_far = c = code.at(sums, code.mul(row, between), "float"), between
+                    if sums_apart:  # the last sums go where they belong
+                        is_last = code.let(f"icmp sge i64 {code.add(start, DEPTH)}, {depth}")
+                        made = code.at(target, code.mul(row, columns), types[2])
+                        c = (
+                            code.let(f"select i1 {is_last}, ptr {made}, ptr {c[0]}"),
+                            code.let(f"select i1 {is_last}, i64 {columns}, i64 {between}"),
+                        )
                     extents = height, width, steps
-                    call_packed_gemm(code, multiply, extents, rows_of_a, b_block, c, accumulate=start, ahead=ahead)
+                    call_packed_gemm(
+                        code, multiply, extents, rows_of_a, b_block, c, accumulate=start, ahead=ahead, added=so_far
+                    )
             if memory is not None:
                 with code.loop(0, tall) as row:
                     seen = Line(code, code.at(sums, code.mul(row, between), "float"), "float")
@@ -233,7 +257,7 @@ def gemm_blocked_entry(
                 part(code.div(line, row_parts), row_bounds, panel_bounds)
 
     buffered = None if memory is None else _block_columns(n)
-    choices = f"{count == 1} {by_columns} {in_rows} {copies_a} {at_once} {panel} {buffered} {fetches}"
+    choices = f"{count == 1} {by_columns} {in_rows} {copies_a} {at_once} {panel} {buffered} {fetches} {sums_apart}"
     code.later(f"{choices} {types} {vector_lanes()}", write)
     return Entry(
         step,

@@ -150,14 +150,17 @@ def call_packed_gemm(
     accumulate: str | int = 0,
     packed_depth: str | int | None = None,
     ahead: Ahead | None = None,
+    added: tuple[str, str | int] | None = None,
 ) -> None:
     """Call `product`: (rows, columns, depth); a, its row stride and stride along the depth; b; c and its row stride.
 
+    accumulate    not 0: add what is in c, or in `added`, to the product
     packed_depth  the depth that b was packed with, where only the first part of it is wanted
     ahead         for a function that fetches
+    added         what is added, and its row stride, where that is not c
     """
-    packed = extents[2] if packed_depth is None else packed_depth
-    numbers, pointers = [*extents, packed, accumulate, *a[1:], c[1]], [a[0], b, c[0]]
+    packed, added = extents[2] if packed_depth is None else packed_depth, added or c
+    numbers, pointers = [*extents, packed, accumulate, *a[1:], c[1], added[1]], [a[0], b, c[0], added[0]]
     if ahead is not None:
         numbers += [ahead.width, ahead.pitch, ahead.rate, ahead.end]
         pointers += [ahead.place, *ahead.arrays]
@@ -186,18 +189,21 @@ def _packed_gemm_code(width: int, fetched: int, block: int) -> Code:
 
 
 def _write_packed_gemm(code: Code, width: int, fetched: int, block: int) -> None:
-    rows, columns, depth, packed, accumulate, a_row, a_depth, c_row = (code.argument(index) for index in range(8))
-    pointers = 12 if fetched else 8
-    a, b, c = (code.argument(index, "ptr") for index in range(pointers, pointers + 3))
+    rows, columns, depth, packed, accumulate, a_row, a_depth, c_row, first_row = map(code.argument, range(9))
+    pointers = 13 if fetched else 9
+    a, b, c, first = (code.argument(index, "ptr") for index in range(pointers, pointers + 4))
     fetch = _Fetch(code, pointers, fetched) if fetched else None
     panel = width * vector_lanes()
     with code.loop(0, depth, block) as start:
         steps = code.minimum(code.sub(depth, start), block)
         adds = code.let(f"icmp ne i64 {code.let(f'or i64 {accumulate}, {start}')}, 0")
         a_block = code.at(a, code.mul(start, a_depth), "float")
+        is_first = code.let(f"icmp eq i64 {start}, 0")
+        added = code.let(f"select i1 {is_first}, ptr {first}, ptr {c}")
+        added_row = code.let(f"select i1 {is_first}, i64 {first_row}, i64 {c_row}")
         with code.loop(0, columns, panel) as column:
             b_block = code.at(b, code.add(code.mul(column, packed), code.mul(start, panel)), "float")
-            c_block = code.at(c, column, "float")
+            c_block, added_block = (code.at(base, column, "float") for base in (c, added))
             remaining = code.sub(columns, column)
             for used, wanted in _panel_uses(code, width, remaining):
                 with code.when(wanted):
@@ -207,9 +213,10 @@ def _write_packed_gemm(code: Code, width: int, fetched: int, block: int) -> None
                         with code.loop(begin, end, height) as row:
                             numbers = [code.add(row, i) for i in range(height)]
                             a_rows = _lines(code, a_block, a_row, numbers)
-                            c_rows = _lines(code, c_block, c_row, numbers)
                             tile = _tile(code, used, panel, steps, a_rows, a_depth, b_block, fetch)
-                            _finish(code, tile, c_rows, adds, remaining)
+                            c_rows = _lines(code, c_block, c_row, numbers)
+                            added_rows = _lines(code, added_block, added_row, numbers)
+                            _finish(code, tile, c_rows, added_rows, adds, remaining)
                         begin = end
     if fetch is not None:
         fetch.finish()
@@ -222,8 +229,8 @@ class _Fetch:
         """`first`: the first argument that is a pointer."""
         self.code = code
         self.width, self.pitch, self.rate, self.end = (code.argument(index) for index in range(first - 4, first))
-        self.place = code.argument(first + 3, "ptr")
-        self.arrays = [code.argument(first + 4 + index, "ptr") for index in range(count)]
+        self.place = code.argument(first + 4, "ptr")
+        self.arrays = [code.argument(first + 5 + index, "ptr") for index in range(count)]
         self._words = [code.at(self.place, word, "i64") for word in range(2)]
         self._start, self._element = (code.variable("i64", code.load(word, "i64")) for word in self._words)
 
@@ -288,16 +295,18 @@ def _tile(
     return [[total.get() for total in row_sums] for row_sums in sums]
 
 
-def _finish(code: Code, tile: list[list[SimdValue]], c_rows: list[Line], adds: str, remaining: str) -> None:
-    """Store a tile, added to what is there if `adds`; only `remaining` columns exist."""
+def _finish(
+    code: Code, tile: list[list[SimdValue]], c_rows: list[Line], added_rows: list[Line], adds: str, remaining: str
+) -> None:
+    """Store a tile, with `added_rows` added if `adds`; only `remaining` columns exist."""
     lanes, width = vector_lanes(), len(tile[0])
 
     def store(masks: Sequence[str | None]) -> None:
         finals = [[Variable(total) for total in sums] for sums in tile]
         with code.when(adds):
-            for c_row, sums in zip(c_rows, finals, strict=True):
+            for added_row, sums in zip(added_rows, finals, strict=True):
                 for v, (final, mask) in enumerate(zip(sums, masks, strict=True)):
-                    final.set(c_row.load(v * lanes, mask) + final.get())
+                    final.set(added_row.load(v * lanes, mask) + final.get())
         for c_row, sums in zip(c_rows, finals, strict=True):
             for v, (final, mask) in enumerate(zip(sums, masks, strict=True)):
                 c_row.store(v * lanes, final.get(), mask)
