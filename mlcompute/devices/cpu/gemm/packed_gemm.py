@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mlcompute.devices.cpu.codegen.arguments import call_kernel
-from mlcompute.devices.cpu.codegen.code import Code, vector, vector_lanes
+from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, Variable, splat, splat_constant, tail_mask
+from mlcompute.devices.cpu.codegen.short_rows import transposed
 from mlcompute.devices.cpu.codegen.simd import SimdValue
 
 #: Depth summed in registers before it is added to c: so much of a panel fits the first-level cache, and errors grow
@@ -383,19 +384,3 @@ def _write_pack_columns(code: Code, width: int, element: str) -> None:
                 value = Line(code, source, element).load(code.add(start, k), lanes=1).name
                 value = code.let(f"select i1 {exists}, float {value}, float 0.0")
                 code.store(code.at(address, code.add(code.mul(k, panel), lane), "float"), "float", value)
-
-
-def transposed(rows: Sequence[SimdValue]) -> list[SimdValue]:
-    """The columns of a square of vectors: blocks of 1, 2, 4 ... change places across the diagonal."""
-    rows, lanes, distance = list(rows), len(rows), 1
-    type_ = vector(rows[0].element, lanes)
-    while distance < lanes:
-        low = [lane if not lane & distance else lanes + lane - distance for lane in range(lanes)]
-        high = [lane + distance if not lane & distance else lanes + lane for lane in range(lanes)]
-        for i in (i for i in range(lanes) if not i & distance):
-            a, b = rows[i], rows[i + distance]
-            for row, picks in ((i, low), (i + distance, high)):
-                order = ", ".join(f"i32 {pick}" for pick in picks)
-                rows[row] = a.let(f"shufflevector {type_} {a.name}, {type_} {b.name}, <{lanes} x i32> <{order}>")
-        distance *= 2
-    return rows

@@ -21,6 +21,7 @@ from mlcompute.devices.cpu.codegen.addressing import DenseArray, ThreadWorkspace
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, Variable, splat_constant, tail_mask
+from mlcompute.devices.cpu.codegen.short_rows import read_across, write_across
 from mlcompute.devices.cpu.codegen.simd import SimdValue
 from mlcompute.devices.cpu.gemm.packed_gemm import call_packed_gemm, packed_gemm, panel_width
 from mlcompute.devices.cpu.kernels.winograd_sizes import (
@@ -69,18 +70,15 @@ def _filters_entry(step: Step, sizes: Sizes, weights: Operand, buffer: Operand, 
     def write() -> None:
         matrix = code.mul(depth, channels)
         begin, end = code.share(depth)
-        # Gathered in a loop and not one by one: a gather is many instructions, which take long to compile.
         lanes = vector_lanes()
         gathered = Line(code, code.aligned_buffer(taps * lanes), "float")
         with code.loop(begin, end) as k, code.loop(0, channels, lanes) as channel:
             first = code.at(source, code.add(code.mul(k, by_depth), code.mul(channel, by_channel)), "float")
             exists = code.let(f"icmp slt i64 {k}, {there[0]}")
             count = code.let(f"select i1 {exists}, i64 {code.sub(there[1], channel)}, i64 0")
-            mask = None if sizes.filled else tail_mask(code, count, lanes)
-            with code.loop(0, taps) as tap:
-                value = Line(code, code.at(first, tap, "float"), "float", by_channel).load(0, mask)
-                place = code.sub(taps - 1, tap) if backwards else tap
-                gathered.store(code.mul(place, lanes), value)
+            into = gathered if not backwards else gathered._replace(pointer=gathered.address((taps - 1) * lanes))
+            apart = -lanes if backwards else lanes
+            read_across(code, (first, by_channel), taps, into, apart, None if sizes.filled else count)
             points = Line(code, code.at(target, _packed(code, sizes, k, channel, depth), "float"), "float")
             load, store = _loading(gathered, across.taps, lanes), _storing(points, across.inputs, matrix)
             _transform(code, (down.from_w, across.from_w), load, store)
@@ -323,31 +321,31 @@ def _weight_gradient(step: Step, operands: Operands, sizes: Sizes) -> Sequence[E
     """Each slice of the batch sums over its samples at every point; slices are added in order, then brought to dw."""
     x, dy, result = (operands[value] for value in (*step.inputs, step.results[0]))
     cut = cut_filters(sizes)
-    sums = operands.workspace(step, 0, 4 * filter_floats(sizes) * cut.slices)
+    sums = operands.workspace(step, 0, cut.sums_bytes)
     return [
         _sums_entry(step, operands, sizes, cut, (x, dy), sums),
-        _points_entry(step, sizes, cut.slices, sums, result),
+        _points_entry(step, sizes, cut, sums, result),
     ]
 
 
 def _sums_entry(
     step: Step, operands: Operands, sizes: Sizes, cut: Cut, images: tuple[Operand, Operand], sums: Operand
 ) -> Entry:
-    """Per slice and part: sums over its tiles of the products of x and dy at every point, (point, depth, channel)."""
+    """Per slice and part of the filters, in memory of their own: sums over the slice's tiles of the products of x and dy
+    at every point, (point, depth, channel)."""
     code = Code("winograd_gradient")
     args = KernelArguments(code)
-    buffer = operands.workspace(step, sums.size, threads_bytes(cut.part))
+    buffer = operands.workspace(step, cut.sums_bytes, threads_bytes(cut.part))
     memory = ThreadWorkspace(args, buffer, thread_parts(cut.part))
     tiles = _Tiles(args, cut.part, memory)
     x, dy = (tiles.image(image) for image in images)
     target, multiply = args.pointer(sums), args.pointer(packed_gemm(cut.part.channels))
     top, left, samples, slices, floats, depth_parts, channel_parts = args.numbers(
-        [sizes.top, sizes.left, sizes.samples, cut.slices, filter_floats(sizes), cut.depth_parts, cut.channel_parts]
+        [sizes.top, sizes.left, sizes.samples, cut.slices, cut.task_floats, cut.depth_parts, cut.channel_parts]
     )
-    depth, channels = args.numbers([sizes.depth, sizes.channels])
 
     def write() -> None:
-        matrix = code.mul(depth, channels)
+        matrix = code.mul(tiles.depth, tiles.channels)
         parts = code.mul(depth_parts, channel_parts)
         first, last = code.share(code.mul(slices, parts), 1, memory.max_threads, in_pieces=True)
         with code.loop(first, last) as task:
@@ -356,8 +354,7 @@ def _sums_entry(
             from_channel = code.mul(code.rem(part, channel_parts), tiles.channels)
             bounds = (number, code.add(number, 1))
             begin, end = (code.mul(code.div(code.mul(samples, bound), slices), tiles.tile_rows) for bound in bounds)
-            corner = code.add(code.mul(from_depth, channels), from_channel)
-            own = code.at(target, code.add(code.mul(number, floats), corner), "float")
+            own = code.at(target, code.mul(task, floats), "float")
             with code.loop(begin, end, tiles.block) as start:
                 rows = code.minimum(code.sub(end, start), tiles.block)
                 count = code.mul(rows, tiles.row_tiles)
@@ -366,19 +363,19 @@ def _sums_entry(
                 with code.loop(0, sizes.points) as point:
                     a = (code.at(memory["x"], code.mul(point, tiles.x_points), "float"), 1, tiles.depth)
                     b = code.at(memory["y"], code.mul(point, tiles.y_points), "float")
-                    c = (code.at(own, code.mul(point, matrix), "float"), channels)
+                    c = (code.at(own, code.mul(point, matrix), "float"), tiles.channels)
                     extents = (tiles.depth, tiles.channels, count)
                     call_packed_gemm(code, multiply, extents, a, b, c, accumulate=code.sub(start, begin))
 
     code.later(f"{cut.part.code_key} {x.element} {dy.element}", write)
-    parts, outputs = cut.depth_parts * cut.channel_parts, f"{sizes.down.outputs}x{sizes.across.outputs}"
+    outputs = f"{sizes.down.outputs}x{sizes.across.outputs}"
     return Entry(
         step,
         code,
         args.values,
         reads=list(images),
         writes=[sums],
-        kernel=f"winograd {outputs}, sums of {cut.slices} slices" + f" in {parts} parts" * (parts > 1),
+        kernel=f"winograd {outputs}, sums of {cut.slices} slices" + f" in {cut.parts} parts" * (cut.parts > 1),
         cost=sizes.cost,
         in_pieces=True,
         scratch=[memory.buffer],
@@ -397,11 +394,14 @@ def _transform_dy(tiles: _Tiles, dy: DenseArray, start: str, rows: str, count: s
             tiles.transform(to_y, (pixels, tile, channel), tiles.memory["y"], offset, tiles.y_points)
 
 
-def _points_entry(step: Step, sizes: Sizes, slices_: int, sums: Operand, result: Operand) -> Entry:
+def _points_entry(step: Step, sizes: Sizes, cut: Cut, sums: Operand, result: Operand) -> Entry:
     """The slices' sums added in order and brought back from points to dw (O, C, r, s)."""
     code, down, across = Code("winograd_points"), sizes.down, sizes.across
     args = KernelArguments(code)
-    depth, channels, slices, floats = args.numbers([sizes.depth, sizes.channels, slices_, filter_floats(sizes)])
+    depth, channels, all_channels = args.numbers([cut.part.depth, cut.part.channels, sizes.channels])
+    slices, per_slice, per_task, across_parts = args.numbers(
+        [cut.slices, cut.parts * cut.task_floats, cut.task_floats, cut.channel_parts]
+    )
     taps = down.taps * across.taps
     by_channel = args.number(result.shape[1] * taps)
     source, target = args.pointer(sums), args.pointer(result)
@@ -412,22 +412,22 @@ def _points_entry(step: Step, sizes: Sizes, slices_: int, sums: Operand, result:
         begin, end = code.share(inputs)
         lanes = vector_lanes()
         totals, taken = (Line(code, code.aligned_buffer(count * lanes), "float") for count in (sizes.points, taps))
-        with code.loop(begin, end) as k, code.loop(0, channels, lanes) as channel:
-            offset = code.add(code.mul(k, channels), channel)
+        with code.loop(begin, end) as k, code.loop(0, all_channels, lanes) as channel:
+            part = code.add(code.mul(code.div(k, depth), across_parts), code.div(channel, channels))
+            within = code.add(code.mul(code.rem(k, depth), channels), code.rem(channel, channels))
+            offset = code.add(code.mul(part, per_task), within)
             with code.loop(0, sizes.points) as point:
                 line = Line(code, code.at(source, code.add(offset, code.mul(matrix, point)), "float"), "float")
                 total = Variable(line.load(0))
-                with code.loop(1, slices) as part:
-                    total.set(total.get() + line.load(code.mul(part, floats)))
+                with code.loop(1, slices) as other:
+                    total.set(total.get() + line.load(code.mul(other, per_slice)))
                 totals.store(code.mul(point, lanes), total.get())
             both = transposed(down.from_w), transposed(across.from_w)
             _transform(code, both, _loading(totals, across.inputs, lanes), _storing(taken, across.taps, lanes))
             first = code.at(target, code.add(code.mul(k, taps), code.mul(channel, by_channel)), "float")
-            mask = None if sizes.filled else tail_mask(code, code.sub(outputs, channel), lanes)
-            with code.loop(0, taps) as tap:
-                value = taken.load(code.mul(tap, lanes))
-                Line(code, code.at(first, tap, "float"), "float", by_channel).store(0, value, mask)
+            count = None if sizes.filled else code.sub(outputs, channel)
+            write_across(code, taken, lanes, (first, by_channel), taps, count)
 
     code.later(sizes.code_key, write)
-    cost = (2.0 + slices_) * sizes.depth * sizes.channels * sizes.points / vector_lanes()
+    cost = (2.0 + cut.slices) * sizes.depth * sizes.channels * sizes.points / vector_lanes()
     return Entry(step, code, args.values, [sums], [result], kernel="winograd filter gradient", cost=cost)

@@ -170,7 +170,7 @@ def winograd_workspace(step: Step, sizes: Sizes) -> int:
     """Bytes for the points of filters, or of their gradient once per slice, and for every thread's own memory."""
     if step.op.name == "convolution_weight_gradient":
         cut = cut_filters(sizes)
-        return threads_bytes(cut.part) + 4 * filter_floats(sizes) * cut.slices
+        return threads_bytes(cut.part) + cut.sums_bytes
     _, part = cut_channels(sizes)
     return threads_bytes(part) + 4 * filter_floats(sizes)
 
@@ -182,6 +182,19 @@ class Cut(NamedTuple):
     depth_parts: int
     channel_parts: int
     part: Sizes
+
+    @property
+    def parts(self) -> int:
+        return self.depth_parts * self.channel_parts
+
+    @property
+    def task_floats(self) -> int:
+        """Floats from the sums of a part in one slice to those of the next: threads do not write side by side."""
+        return thread_floats({"sums": filter_floats(self.part)})
+
+    @property
+    def sums_bytes(self) -> int:
+        return 4 * self.slices * self.parts * self.task_floats
 
 
 def cut_filters(sizes: Sizes) -> Cut:
