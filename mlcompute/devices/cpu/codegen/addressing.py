@@ -9,6 +9,7 @@ from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.codegen.loops import Line, splat
 from mlcompute.devices.cpu.codegen.simd import SimdValue
+from mlcompute.devices.cpu.runtime.threads import planned_threads
 from mlcompute.devices.loop_nest import Operand
 
 
@@ -90,8 +91,8 @@ class ThreadWorkspace:
         return self._addresses[name]
 
 
-#: Floats between the memory of one thread and that of the next, where each has much.
-_APART = 1 << 14
+#: Floats between the memory of one thread and that of the next, and of all such gaps together, where each has much.
+_APART, _ALL_GAPS = 1 << 15, 1 << 17
 
 
 def thread_floats(parts: dict[str, int]) -> int:
@@ -101,7 +102,7 @@ def thread_floats(parts: dict[str, int]) -> int:
     is what the next thread is writing, which then has to wait for it: seen to take twice as long on Zen 5.
     """
     size = sum(map(aligned, parts.values()))
-    return size + aligned(min(_APART, size // 2))
+    return size + aligned(min(_APART, _ALL_GAPS // planned_threads(), size // 2))
 
 
 def aligned(size: int) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from mlcompute.devices.cpu.codegen.addressing import aligned, thread_floats
 from mlcompute.devices.cpu.codegen.arguments import Argument, KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, copy_line
@@ -111,8 +112,15 @@ def _packed_bytes(b: Value) -> int:
 
 def _tiles_bytes(rows: int, columns: int, depth: int) -> int:
     """One tile per slice of the rows."""
+    return 4 * _cut(rows, columns)[0] * _tile_floats(rows, columns, depth)
+
+
+def _tile_floats(rows: int, columns: int, depth: int) -> int:
+    """From the tile of a slice to that of the next: with a gap, unless that is much beside the gradient."""
     slices, height = _cut(rows, columns)
-    return -(-slices * height * _block_columns(columns, depth) * 4 // 64) * 64
+    size = height * _block_columns(columns, depth)
+    apart = thread_floats({"tile": size})
+    return apart if 4 * slices * apart <= rows * columns else aligned(size)
 
 
 def _cut(rows: int, columns: int) -> tuple[int, int]:
@@ -149,7 +157,7 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     )
     rows, columns, depth, a_row = args.numbers([m, n, k, a.strides[1]])
     from_a, from_b = args.pointer(a), args.pointer(packed)
-    slices, height, block = args.numbers([count, tile, _block_columns(n, k)])
+    slices, height, block, between = args.numbers([count, tile, _block_columns(n, k), _tile_floats(m, n, k)])
     from_fetched = [args.pointer(operand) for operand in fetched]
     rate, place = args.number(fetch_rate(k, tile_lines(n))), code.variable("[2 x i64]", "zeroinitializer")
     given = [_given(args, argument, full) for argument in update.arguments]
@@ -159,7 +167,7 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     first, last = code.share(slices)
     with code.loop(first, last) as number:
         begin, end = (code.div(code.mul(rows, edge), slices) for edge in (number, code.add(number, 1)))
-        address = code.at(scratch, code.mul(code.mul(number, height), block), "float")
+        address = code.at(scratch, code.mul(number, between), "float")
         with code.loop(begin, end, group) as top:
             bottom = code.minimum(code.add(top, group), end)
             # Brought together: a distance of a power of two would leave them few places in the cache.

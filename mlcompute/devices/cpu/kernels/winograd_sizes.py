@@ -24,10 +24,7 @@ _GAIN, _GAIN_UNFILLED = 0.75, 1.25
 #: Fewer tiles than this do not pay for transforming the filters.
 _LEAST_TILES = 64
 #: Bytes for the sums of all slices of the gradient of filters; a single one may take more.
-_SUMS = 1 << 20
-#: The same, and most slices, where filters have too few parts for all threads. More would save little time, and take
-#: more memory than many threads may.
-_MOST_SUMS, _MOST_SLICES = 5 << 19, 5
+_SUMS = 5 << 19
 #: Bytes of the points of filters that stay in a thread's cache, and what reading others costs, in tiles of a block that
 #: could be multiplied meanwhile.
 _CACHED_FILTERS, _READING = 2_400_000, 3.0
@@ -200,16 +197,15 @@ class Cut(NamedTuple):
 def cut_filters(sizes: Sizes) -> Cut:
     """A fact of shape and machine, not of the thread count: each slice has sums of its own.
 
-    Many small sums are cheap; where there are only few, threads share parts of the filters as well. A part
-    transforms its own channels of x and dy only; others transform them again.
+    Small sums are cheap, and every thread then reads its own samples only. Where there are too few slices for all
+    threads, these share parts of the filters as well: a part transforms its own channels of x and dy, and others transform
+    them again.
     """
     whole = 4 * filter_floats(sizes)
     slices = max(1, min(machine_slices(), sizes.samples, max(1, _SUMS // whole)))
     lanes, panel = vector_lanes(), panel_width(sizes.channels) * vector_lanes()
     all_depth_parts = _divisors(sizes.depth // lanes)
     all_channel_parts = _divisors(-(-sizes.channels // panel)) if sizes.channels % panel == 0 else [1]
-    wanted = -(-machine_slices() // (all_depth_parts[-1] * all_channel_parts[-1]))
-    slices = max(slices, min(wanted, sizes.samples, _MOST_SLICES, _MOST_SUMS // whole))
     found = []
     for depth_parts in all_depth_parts:
         for channel_parts in all_channel_parts:
