@@ -17,6 +17,7 @@ Sums run in the same order on any number of threads.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, thread_flo
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, Variable, copy_line, splat_constant
+from mlcompute.devices.cpu.codegen.short_rows import read_across, write_across
 from mlcompute.devices.cpu.gemm.matmul import gemm_entry
 from mlcompute.devices.cpu.gemm.packed_gemm import DEPTH, FLOPS_PER_NS, call_packed_gemm, packed_gemm, panel_width
 from mlcompute.devices.cpu.runtime.entry import Entry
@@ -135,43 +137,51 @@ def _unfold_entry(step: Step, sizes: Columns, image: Operand, columns: Operand) 
     args = KernelArguments(code)
     windows = _Windows(args, step, sizes)
     source, target = args.pointer(image), args.pointer(columns)
+    lanes, taps = vector_lanes(), sizes.taps
+    under = Line(code, code.aligned_buffer(taps * lanes), "float")
     begin, end = code.share(args.number(sizes.pixels))
     with code.loop(begin, end) as pixel:
         sample, top, left = windows.corner(pixel)
-        with code.loop(0, windows.taps) as tap:
-            inside, at = windows.pixel_under(sample, top, left, tap)
-            to = code.at(target, code.add(code.mul(pixel, code.mul(windows.taps, windows.inputs)), tap), "float")
-            with code.loop(0, windows.inputs, vector_lanes()) as channel:
+        with code.loop(0, windows.inputs, lanes) as channel:
+            with code.loop(0, windows.taps) as tap:
+                inside, at = windows.pixel_under(sample, top, left, tap)
                 value = Variable(splat_constant(code, 0.0))
                 with code.when(inside):
                     value.set(Line(code, code.at(source, code.add(at, channel), "float"), "float").load(0))
-                line = Line(code, code.at(to, code.mul(channel, windows.taps), "float"), "float", windows.taps)
-                line.store(0, value.get())
+                under.store(code.mul(tap, lanes), value.get())
+            first = code.mul(code.add(code.mul(pixel, windows.inputs), channel), windows.taps)
+            write_across(code, under, lanes, (code.at(target, first, "float"), windows.taps), taps)
     kernel, cost = "columns of windows", 0.7 * sizes.pixels * sizes.depth
     return Entry(step, code, args.values, reads=[image], writes=[columns], kernel=kernel, cost=cost)
 
 
 def _fold_entry(step: Step, sizes: Columns, columns: Operand, result: Operand) -> Entry:
-    """dx: for every pixel, the sum over the windows above it, tap by tap; threads share pixels."""
+    """dx: columns added to the pixels under their windows; threads share samples, and vectors of their channels."""
     code = Code("convolution_fold")
     args = KernelArguments(code)
     windows = _Windows(args, step, sizes)
     source, target = args.pointer(columns), args.pointer(result)
-    begin, end = code.share(args.number(sizes.x[0] * sizes.x[2] * sizes.x[3]))
-    with code.loop(begin, end) as pixel:
-        line = code.div(pixel, windows.width)
-        sample = code.div(line, windows.height)
-        y, x = code.rem(line, windows.height), code.rem(pixel, windows.width)
-        with code.loop(0, windows.inputs, vector_lanes()) as channel:
-            total = Variable(splat_constant(code, 0.0))
+    lanes, taps = vector_lanes(), sizes.taps
+    under = Line(code, code.aligned_buffer(taps * lanes), "float")
+    vectors, pixels = code.div(windows.inputs, lanes), code.mul(windows.height, windows.width)
+    begin, end = code.share(code.mul(args.number(sizes.x[0]), vectors))
+    with code.loop(begin, end) as unit:
+        sample, channel = code.div(unit, vectors), code.mul(code.rem(unit, vectors), lanes)
+        image = code.at(target, code.add(code.mul(code.mul(sample, pixels), windows.inputs), channel), "float")
+        with code.loop(0, pixels) as pixel:
+            Line(code, image, "float").store(code.mul(pixel, windows.inputs), splat_constant(code, 0.0))
+        per_sample = code.mul(windows.rows, windows.columns)
+        with code.loop(0, per_sample) as number:
+            window = code.add(code.mul(sample, per_sample), number)
+            first = code.mul(code.add(code.mul(window, windows.inputs), channel), windows.taps)
+            read_across(code, (code.at(source, first, "float"), windows.taps), taps, under, lanes)
+            _, top, left = windows.corner(number)
             with code.loop(0, windows.taps) as tap:
-                inside, window = windows.window_over(sample, y, x, tap)
+                inside, at = windows.pixel_under("0", top, left, tap)
                 with code.when(inside):
-                    at = code.add(code.mul(code.add(code.mul(window, windows.inputs), channel), windows.taps), tap)
-                    total.set(total.get() + Line(code, code.at(source, at, "float"), "float", windows.taps).load(0))
-            at = code.add(code.mul(pixel, windows.inputs), channel)
-            Line(code, code.at(target, at, "float"), "float").store(0, total.get())
-    kernel, cost = "sum of windows", 0.7 * math.prod(sizes.x) * sizes.taps
+                    pixel = Line(code, code.at(image, at, "float"), "float")
+                    pixel.store(0, pixel.load(0) + under.load(code.mul(tap, lanes)))
+    kernel, cost = "sum of windows", 0.4 * sizes.pixels * sizes.depth
     return Entry(step, code, args.values, reads=[columns], writes=[result], kernel=kernel, cost=cost)
 
 
@@ -183,8 +193,8 @@ class _Windows:
         self.code = args.code
         self.height, self.width, self.rows, self.columns = args.numbers([*sizes.x[2:], *sizes.y[2:]])
         self.inputs, self.taps, self._across = args.numbers([sizes.w[1], sizes.taps, sizes.w[3]])
-        self._strides, self._dilations = args.numbers(a["strides"]), args.numbers(a["dilations"])
-        self._before = args.numbers([a["padding"][0], a["padding"][2]])
+        self.strides, self._dilations = args.numbers(a["strides"]), args.numbers(a["dilations"])
+        self.before = args.numbers([a["padding"][0], a["padding"][2]])
 
     def corner(self, pixel: str) -> tuple[str, str, str]:
         """The first pixel of the sample, and row and column of the window's first pixel; these may lie outside."""
@@ -193,11 +203,11 @@ class _Windows:
         starts = (code.rem(line, self.rows), code.rem(pixel, self.columns))
         top, left = (
             code.sub(code.mul(start, stride), before)
-            for start, stride, before in zip(starts, self._strides, self._before, strict=True)
+            for start, stride, before in zip(starts, self.strides, self.before, strict=True)
         )
         return code.mul(code.div(line, self.rows), code.mul(self.height, self.width)), top, left
 
-    def _tap(self, tap: str) -> tuple[str, str]:
+    def tap(self, tap: str) -> tuple[str, str]:
         """Rows and columns from a window's first pixel to the one under a tap."""
         code = self.code
         places = (code.div(tap, self._across), code.rem(tap, self._across))
@@ -211,25 +221,20 @@ class _Windows:
 
     def pixel_under(self, sample: str, top: str, left: str, tap: str) -> tuple[str, str]:
         """Whether there is a pixel under a window's tap, and its first element."""
-        code, (down, across) = self.code, self._tap(tap)
+        code, (down, across) = self.code, self.tap(tap)
         y, x = code.add(top, down), code.add(left, across)
         at = code.mul(code.add(sample, code.add(code.mul(y, self.width), x)), self.inputs)
         return self._is_inside(y, x, self.height, self.width), at
 
-    def window_over(self, sample: str, y: str, x: str, tap: str) -> tuple[str, str]:
-        """Whether there is a window whose tap lies over a pixel, and its number."""
-        code = self.code
-        inside, places = "true", []
-        for place, step, stride, before, extent in zip(
-            (y, x), self._tap(tap), self._strides, self._before, (self.rows, self.columns), strict=True
-        ):
-            start = code.sub(code.add(place, before), step)
-            number = code.div(start, stride)
-            fits = code.let(f"icmp eq i64 {code.mul(number, stride)}, {start}")
-            exists = code.let(f"and i1 {fits}, {code.let(f'icmp ult i64 {number}, {extent}')}")
-            inside = code.let(f"and i1 {inside}, {exists}")
-            places.append(number)
-        return inside, code.add(code.mul(code.add(code.mul(sample, self.rows), places[0]), self.columns), places[1])
+    def columns_inside(self, across: str) -> tuple[str, str]:
+        """[first, last) of the windows of a line that have a column of pixels under a tap so far across."""
+        code, stride, width = self.code, self.strides[1], self.width
+        before = code.let(f"sub i64 {self.before[1]}, {across}")
+        first, last = (
+            code.div(code.add(code.intrinsic("smax", "i64", room, "0"), code.sub(stride, 1)), stride)
+            for room in (before, code.add(width, before))
+        )
+        return first, code.minimum(last, self.columns)
 
 
 # The gradient of the filters -----------------------------------------------------------------------------------------
@@ -249,6 +254,67 @@ def _sums(step: Step, sizes: Columns) -> dict[str, int]:
     return parts
 
 
+class _Lines:
+    """Packs the pixels under a tap, line of windows by line: pixels a stride apart, and zeros where there are none."""
+
+    def __init__(self, windows: _Windows) -> None:
+        self._windows, self._code = windows, windows.code
+        #: Of every line of some windows: the first pixel of the sample, and the row of the first tap.
+        self._samples, self._tops = (self._code.variable(f"[{DEPTH} x i64]", "zeroinitializer") for _ in range(2))
+
+    def begin(self, start: str, steps: str) -> None:
+        """For so many windows from `start` on, at most `DEPTH`."""
+        code, windows = self._code, self._windows
+        self._start, self._end = start, code.add(start, steps)
+        self._first = code.div(start, windows.columns)
+        self._last = code.add(code.div(code.sub(self._end, 1), windows.columns), 1)
+        with code.loop(self._first, self._last) as line:
+            sample, top, _ = windows.corner(code.mul(line, windows.columns))
+            for table, value in ((self._samples, sample), (self._tops, top)):
+                code.store(code.at(table, code.sub(line, self._first), "i64"), "i64", value)
+
+    def pack(self, tap: str, image: tuple[str, str, str], to: tuple[str, int, str | None]) -> None:
+        """Some channels of the pixels under a tap.
+
+        image  its address, the first channel, the type of an element
+        to     address, floats of a pixel there, and how many of these are there (None: all)
+        """
+        code, windows, (x, channel, type_), (packed, panel, wide) = self._code, self._windows, image, to
+        down, across = windows.tap(tap)
+        inside = windows.columns_inside(across)
+        apart = code.mul(windows.strides[1], windows.inputs)
+
+        def write(columns: tuple[str, str], place: str, source: str | None) -> None:
+            """Windows of a line: their pixels, or zeros; `place` and `source` are those of the line's first window."""
+            with code.loop(*columns) as column:
+                target = Line(code, code.at(packed, code.mul(code.add(place, column), panel), "float"), "float")
+                pixel = Line(code, code.at(source or x, code.mul(column, apart), type_), type_)
+                with contextlib.ExitStack() as stack:
+                    offsets: Sequence[str | int] = range(0, panel, vector_lanes())
+                    if wide is not None:
+                        offsets = [stack.enter_context(code.loop(0, wide, vector_lanes()))]
+                    for offset in offsets:
+                        target.store(offset, splat_constant(code, 0.0) if source is None else pixel.load(offset))
+
+        with code.loop(self._first, self._last) as line:
+            number = code.sub(line, self._first)
+            sample, top = (code.load(code.at(table, number, "i64"), "i64") for table in (self._samples, self._tops))
+            begin = code.mul(line, windows.columns)
+            low = code.sub(code.intrinsic("smax", "i64", begin, self._start), begin)
+            high = code.sub(code.minimum(code.add(begin, windows.columns), self._end), begin)
+            y = code.add(top, down)
+            # An unsigned comparison: a row before the first is a very large number.
+            exists = code.let(f"icmp ult i64 {y}, {windows.height}")
+            within = [code.minimum(code.intrinsic("smax", "i64", edge, low), high) for edge in inside]
+            first, last = (code.let(f"select i1 {exists}, i64 {edge}, i64 {high}") for edge in within)
+            left = code.sub(across, windows.before[1])
+            at = code.mul(code.add(sample, code.add(code.mul(y, windows.width), left)), windows.inputs)
+            source, place = code.at(x, code.add(at, channel), type_), code.sub(begin, self._start)
+            write((low, first), place, None)
+            write((first, last), place, source)
+            write((last, high), place, None)
+
+
 def gradient_entry(step: Step, operands: Operands, sizes: Columns, images: Sequence[Operand], result: Operand) -> Entry:
     """For operands that are dense."""
     code = Code("convolution_columns")
@@ -265,7 +331,7 @@ def gradient_entry(step: Step, operands: Operands, sizes: Columns, images: Seque
         [across * along, along, -(-sizes.w[0] // block_outputs) * across * along]
     )
     packed = code.aligned_buffer(DEPTH * panel)
-    corners = [code.variable(f"[{DEPTH} x i64]", "zeroinitializer") for _ in range(3)]
+    lines = _Lines(windows)
     begin, end = code.share(count, 1, memory.max_threads, in_pieces=True)
     with code.loop(begin, end) as unit:
         output = code.mul(code.div(unit, per_output), block)
@@ -275,9 +341,7 @@ def gradient_entry(step: Step, operands: Operands, sizes: Columns, images: Seque
         wide = code.minimum(code.sub(inputs, channel), panel)
         with code.loop(0, pixels, DEPTH) as start:
             steps = code.minimum(code.sub(pixels, start), DEPTH)
-            with code.loop(0, steps) as index:
-                for corner, place in zip(corners, windows.corner(code.add(start, index)), strict=True):
-                    code.store(code.at(corner, index, "i64"), "i64", place)
+            lines.begin(start, steps)
             source = code.at(dy, code.add(code.mul(start, outputs), output), types[1])
             a: tuple[str, str | int, str | int] = (source, 1, outputs)
             if types[1] != "float":
@@ -287,26 +351,17 @@ def gradient_entry(step: Step, operands: Operands, sizes: Columns, images: Seque
                     copy_line(code, line, copied, 0, tall)
                 a = (memory["dy"], 1, block)
             with code.loop(0, taps) as tap:
-                with code.loop(0, steps) as index:
-                    sample, top, left = (code.load(code.at(corner, index, "i64"), "i64") for corner in corners)
-                    inside, at = windows.pixel_under(sample, top, left, code.add(first_tap, tap))
-                    target = Line(code, code.at(packed, code.mul(index, panel), "float"), "float")
-                    with code.when(inside):
-                        pixel = Line(code, code.at(x, code.add(at, channel), types[0]), types[0])
-                        with code.loop(0, wide, lanes) as vector:
-                            target.store(vector, pixel.load(vector))
-                    with code.when(code.let(f"xor i1 {inside}, true")), code.loop(0, wide, lanes) as vector:
-                        target.store(vector, splat_constant(code, 0.0))
+                image, to = (x, channel, types[0]), (packed, panel, None if sizes.w[1] % panel == 0 else wide)
+                lines.pack(code.add(first_tap, tap), image, to)
                 sums = code.at(memory["sums"], code.mul(tap, panel), "float"), code.mul(taps, panel)
                 extents = (tall, wide, steps)
                 call_packed_gemm(code, multiply, extents, a, packed, sums, accumulate=start)
-        with code.loop(0, tall) as row, code.loop(0, taps) as tap, code.loop(0, wide, lanes) as vector:
-            at = code.add(code.mul(code.add(code.mul(row, taps), tap), panel), vector)
-            value = Line(code, code.at(memory["sums"], at, "float"), "float").load(0)
+        with code.loop(0, tall) as row, code.loop(0, wide, lanes) as vector:
+            at = code.add(code.mul(code.mul(row, taps), panel), vector)
+            made = Line(code, code.at(memory["sums"], at, "float"), "float")
             first = code.add(code.mul(code.add(output, row), inputs), code.add(channel, vector))
-            place = code.add(code.mul(first, windows.taps), code.add(first_tap, tap))
-            target = Line(code, code.at(dw, place, "float"), "float", windows.taps)
-            target.store(0, value)
+            place = code.add(code.mul(first, windows.taps), first_tap)
+            write_across(code, made, panel, (code.at(dw, place, "float"), windows.taps), block_taps)
     return Entry(
         step,
         code,

@@ -331,8 +331,8 @@ def _weight_gradient(step: Step, operands: Operands, sizes: Sizes) -> Sequence[E
 def _sums_entry(
     step: Step, operands: Operands, sizes: Sizes, cut: Cut, images: tuple[Operand, Operand], sums: Operand
 ) -> Entry:
-    """Per slice and part of the filters, in memory of their own: sums over the slice's tiles of the products of x and dy
-    at every point, (point, depth, channel)."""
+    """Per slice and part of the filters, in memory of their own: sums over its tiles of the products of x and dy at
+    every point, (point, depth, channel)."""
     code = Code("winograd_gradient")
     args = KernelArguments(code)
     buffer = operands.workspace(step, cut.sums_bytes, threads_bytes(cut.part))

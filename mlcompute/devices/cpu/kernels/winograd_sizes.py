@@ -198,7 +198,7 @@ def cut_filters(sizes: Sizes) -> Cut:
     """A fact of shape and machine, not of the thread count: each slice has sums of its own.
 
     Small sums are cheap, and every thread then reads its own samples only. Where there are too few slices for all
-    threads, these share parts of the filters as well: a part transforms its own channels of x and dy, and others transform
+    threads, these share parts of the filters as well. A part transforms its own channels of x and dy; others transform
     them again.
     """
     whole = 4 * filter_floats(sizes)
