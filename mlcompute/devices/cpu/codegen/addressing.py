@@ -91,7 +91,7 @@ class ThreadWorkspace:
         return self._addresses[name]
 
 
-#: Floats between the memory of one thread and that of the next, and of all such gaps together, where each has much.
+#: Floats between the memory of one thread and that of the next, at most, and of all such gaps together.
 _APART, _ALL_GAPS = 1 << 15, 1 << 17
 
 
@@ -101,8 +101,7 @@ def thread_floats(parts: dict[str, int]) -> int:
     A processor that sees its thread step through memory fetches some steps more, beyond the end. Without the gap that
     is what the next thread is writing, which then has to wait for it: seen to take twice as long on Zen 5.
     """
-    size = sum(map(aligned, parts.values()))
-    return size + aligned(min(_APART, _ALL_GAPS // planned_threads(), size // 2))
+    return sum(map(aligned, parts.values())) + min(_APART, _ALL_GAPS // planned_threads()) // 16 * 16
 
 
 def aligned(size: int) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mlcompute.devices.cpu import onednn
+from mlcompute.devices.cpu.codegen.addressing import thread_floats
 from mlcompute.devices.cpu.codegen.arguments import Argument
 from mlcompute.devices.cpu.codegen.code import Code, vector, vector_lanes
 from mlcompute.devices.cpu.gemm.matmul import gemm_entry
@@ -58,6 +59,11 @@ def _primitive(
     return onednn.Convolution(direction, x, w, strides, dilations, padding, groups, image=dtype, result=dtype)
 
 
+def _bytes_apart(nbytes: int) -> int:
+    """From so many bytes that one thread writes to those of the next."""
+    return 4 * thread_floats({"own": -(-nbytes // 4)}) if nbytes else 0
+
+
 class _Piece(NamedTuple):
     """Some samples, or a band of one: its primitive, and where both its images begin, in elements."""
 
@@ -84,9 +90,11 @@ class _Plan:
         first = self.primitives[0]
         self.plain = first.weights_are_plain
         self.weights_bytes = whole_lines(first.weights_bytes)
-        copies = len(self.pieces) if self.direction == "backward_weights" else 0 if self.plain else 1
+        copies = 0 if self.plain else 1
+        if self.direction == "backward_weights":  # sums of every piece
+            copies, self.weights_bytes = len(self.pieces), _bytes_apart(first.weights_bytes)
         self.scratch_start = copies * self.weights_bytes
-        self.scratch_bytes = whole_lines(max(p.scratchpad_bytes for p in self.primitives))
+        self.scratch_bytes = _bytes_apart(max(p.scratchpad_bytes for p in self.primitives))
         self.nbytes = self.scratch_start + len(self.pieces) * self.scratch_bytes
         self.flops = 2.0 * x[0] * math.prod(convolution_shapes(step)[2][2:]) * math.prod(w)
 
