@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-#: Kernels keep up to 300 kB on the stack, LLVM somewhat more.
+#: Kernels keep up to 450 kB on the stack, LLVM somewhat more.
 STACK_BYTES = 1 << 20
 
 _lock = threading.Lock()

@@ -46,7 +46,7 @@ from mlcompute.ops.op import FLOAT32, Step, Value
 #: Columns of b packed, rows of a multiplied with them, and rows of a result summed elsewhere, at a time.
 _WIDE, _ROWS, _TALL = 256, 48, 288
 #: Floats of a block on the stack in which a thread sums what it computes of rows that others write to.
-_OWN_SUMS = 1 << 15
+_OWN_SUMS = 1 << 16
 #: What packing a panel costs, in rows of a that could be multiplied with it meanwhile.
 _PACKING = 16
 #: Rows of a piece of a thread's work, where its panels are packed again for every piece.
