@@ -9,7 +9,7 @@ import pytest
 
 from mlcompute.devices.cpu.codegen import loops
 from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
-from mlcompute.devices.cpu.gemm import matmul, packed_gemm
+from mlcompute.devices.cpu.gemm import gemm_blocked, matmul, packed_gemm
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.runtime.threads import KERNEL
 from mlcompute.ops.op import Array, Value
@@ -175,6 +175,24 @@ def test_products_with_large_weights(
     monkeypatch.setattr(matmul, "_kernel", lambda a, b, y: "blocked")
     monkeypatch.setattr(matmul, "suits_split_k", lambda a, b, y: False)
     bench = Bench(matmul.KERNELS, "matmul", [a, b], views=views)
+    bench.check(lambda y, expected: np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5 * k))
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("floats", [1 << 11, 1 << 16])
+def test_threads_that_share_rows_sum_apart(floats: int, by_columns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a block of their own, which holds all their rows or a few at a time; y is written once."""
+    monkeypatch.setattr(gemm_blocked, "_OWN_SUMS", floats)
+    monkeypatch.setattr(matmul, "_kernel", lambda a, b, y: "blocked")
+    monkeypatch.setattr(matmul, "suits_split_k", lambda a, b, y: False)
+    m, n, k = 130, 1000, 300
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape).astype("f") for shape in ((m, k), (n, k) if by_columns else (k, n)))
+    bench = Bench(
+        matmul.KERNELS, "matmul", [a, b], views=lambda a, b: [a, transpose(b, (1, 0)) if by_columns else b]
+    )
+    assert bench.entries is not None
+    assert f"[{floats} x float]" in bench.entries[0].code.text()
     bench.check(lambda y, expected: np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5 * k))
 
 

@@ -1,0 +1,71 @@
+"""Short rows, as the taps of filters, read and written across: every width, few rows, nothing beside them touched."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlcompute.devices.cpu.codegen import short_rows
+from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, thread_floats
+from mlcompute.devices.cpu.codegen.arguments import KernelArguments
+from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
+from mlcompute.devices.cpu.codegen.loops import Line
+from mlcompute.devices.cpu.jit.cache import kernel_cache
+from mlcompute.devices.cpu.runtime.threads import KERNEL
+from mlcompute.devices.loop_nest import Operand
+from mlcompute.ops.op import Array, Trace
+
+LANES = vector_lanes()
+
+
+def run(code: Code, numbers: list[int], arrays: list[Array]) -> None:
+    words = np.array([*numbers, *(array.ctypes.data for array in arrays)], np.int64)
+    (address,) = kernel_cache.addresses([code])
+    KERNEL(address)(0, 1, words.ctypes.data)
+
+
+def kernel(width: int, writes: bool, has_count: bool) -> Code:
+    """Arguments: pitch, apart, count, rows, buffer."""
+    code = Code("short_rows")
+    pitch, apart, count = (code.argument(index) for index in range(3))
+    rows, buffer = code.argument(3, "ptr"), Line(code, code.argument(4, "ptr"), "float")
+    exist = count if has_count else None
+    if writes:
+        short_rows.write_across(code, buffer, apart, (rows, pitch), width, exist)
+    else:
+        short_rows.read_across(code, (rows, pitch), width, buffer, apart, exist)
+    return code
+
+
+@pytest.mark.parametrize("width", [1, 3, 9, LANES, 25, 49])
+@pytest.mark.parametrize("count", [None, 0, 1, LANES - 1, LANES, LANES + 3])
+def test_rows_and_vectors(width: int, count: int | None) -> None:
+    rng = np.random.default_rng(width)
+    pitch, apart, exist = width + 2, LANES + 16, min(LANES if count is None else count, LANES)
+    # The last row that exists ends where the array does: what is read beyond it would be somebody else's.
+    rows = rng.standard_normal(pitch * (exist - 1) + width if exist else 1).astype("f")
+    buffer = np.full((width, apart), 7, "f")
+    run(kernel(width, False, count is not None), [pitch, apart, count or 0], [rows, buffer])
+    expected = np.zeros((width, LANES), "f")
+    for row in range(exist):
+        expected[:, row] = rows[row * pitch : row * pitch + width]
+    np.testing.assert_array_equal(buffer[:, :LANES], expected)
+    assert (buffer[:, LANES:] == 7).all()
+
+    written = np.full(rows.shape, -1, "f")
+    run(kernel(width, True, count is not None), [pitch, apart, count or 0], [written, buffer])
+    for row in range(exist):
+        np.testing.assert_array_equal(written[row * pitch : row * pitch + width], expected[:, row])
+        assert (written[row * pitch + width : (row + 1) * pitch] == -1).all()
+
+
+def test_memory_of_threads_lies_apart() -> None:
+    """Beyond the end of one thread's memory, which its processor may fetch from, nobody writes."""
+    parts = {"a": 100, "b": 5}
+    size, used = thread_floats(parts), 112 + 16
+    assert size >= used + 4096
+    assert size % 16 == 0, "every thread begins at a cache line"
+    args = KernelArguments(Code("workspace"))
+    buffer = Trace().value((3 * 4 * size,), np.dtype(np.uint8))
+    memory = ThreadWorkspace(args, Operand(buffer, 0, buffer.shape, (1,), buffer.dtype), parts)
+    assert memory.count == 3
