@@ -65,7 +65,8 @@ def _masks(code: Code, width: int, count: str | None) -> list[str | None]:
     bits = ", ".join(f"i1 {'true' if lane < width else 'false'}" for lane in range(lanes))
     if count is None:
         return [None if width == lanes else f"<{bits}>"] * lanes
-    type_, masks = vector("i1", lanes), []
+    type_ = vector("i1", lanes)
+    masks: list[str | None] = []
     for row in range(lanes):
         exists = code.let(f"icmp slt i64 {row}, {count}")
         masks.append(code.let(f"select i1 {exists}, {type_} <{bits}>, {type_} zeroinitializer"))

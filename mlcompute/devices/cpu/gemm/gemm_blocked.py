@@ -223,9 +223,9 @@ def gemm_blocked_entry(
                     so_far = c = code.at(sums, code.mul(row, between), "float"), between
                     if sums_apart:  # the last sums go where they belong
                         is_last = code.let(f"icmp sge i64 {code.add(start, DEPTH)}, {depth}")
-                        made = code.at(target, code.mul(row, columns), types[2])
+                        final = code.at(target, code.mul(row, columns), types[2])
                         c = (
-                            code.let(f"select i1 {is_last}, ptr {made}, ptr {c[0]}"),
+                            code.let(f"select i1 {is_last}, ptr {final}, ptr {c[0]}"),
                             code.let(f"select i1 {is_last}, i64 {columns}, i64 {between}"),
                         )
                     extents = height, width, steps

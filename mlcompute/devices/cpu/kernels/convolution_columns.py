@@ -168,8 +168,8 @@ def _fold_entry(step: Step, sizes: Columns, columns: Operand, result: Operand) -
     with code.loop(begin, end) as unit:
         sample, channel = code.div(unit, vectors), code.mul(code.rem(unit, vectors), lanes)
         image = code.at(target, code.add(code.mul(code.mul(sample, pixels), windows.inputs), channel), "float")
-        with code.loop(0, pixels) as pixel:
-            Line(code, image, "float").store(code.mul(pixel, windows.inputs), splat_constant(code, 0.0))
+        with code.loop(0, pixels) as number:
+            Line(code, image, "float").store(code.mul(number, windows.inputs), splat_constant(code, 0.0))
         per_sample = code.mul(windows.rows, windows.columns)
         with code.loop(0, per_sample) as number:
             window = code.add(code.mul(sample, per_sample), number)
