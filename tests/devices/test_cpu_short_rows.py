@@ -5,17 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlcompute.devices.cpu.codegen import short_rows
+from mlcompute.devices.cpu.codegen import loops, short_rows
 from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, thread_floats
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
-from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
+from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.codegen.loops import Line
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.runtime.threads import KERNEL
 from mlcompute.devices.loop_nest import Operand
 from mlcompute.ops.op import Array, Trace
-
-LANES = vector_lanes()
 
 
 def run(code: Code, numbers: list[int], arrays: list[Array]) -> None:
@@ -37,20 +35,24 @@ def kernel(width: int, writes: bool, has_count: bool) -> Code:
     return code
 
 
-@pytest.mark.parametrize("width", [1, 3, 9, LANES, 25, 49])
-@pytest.mark.parametrize("count", [None, 0, 1, LANES - 1, LANES, LANES + 3])
-def test_rows_and_vectors(width: int, count: int | None) -> None:
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("width", [1, 3, 9, 16, 25, 49])
+@pytest.mark.parametrize("count", [None, 0, 1, 7, 16, 19])
+def test_rows_and_vectors(lanes: int, width: int, count: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In vectors as this machine and others have them: transposed in registers, or element by element."""
+    for module in (loops, short_rows):
+        monkeypatch.setattr(module, "vector_lanes", lambda: lanes)
     rng = np.random.default_rng(width)
-    pitch, apart, exist = width + 2, LANES + 16, min(LANES if count is None else count, LANES)
+    pitch, apart, exist = width + 2, lanes + 16, min(lanes if count is None else count, lanes)
     # The last row that exists ends where the array does: what is read beyond it would be somebody else's.
     rows = rng.standard_normal(pitch * (exist - 1) + width if exist else 1).astype("f")
     buffer = np.full((width, apart), 7, "f")
     run(kernel(width, False, count is not None), [pitch, apart, count or 0], [rows, buffer])
-    expected = np.zeros((width, LANES), "f")
+    expected = np.zeros((width, lanes), "f")
     for row in range(exist):
         expected[:, row] = rows[row * pitch : row * pitch + width]
-    np.testing.assert_array_equal(buffer[:, :LANES], expected)
-    assert (buffer[:, LANES:] == 7).all()
+    np.testing.assert_array_equal(buffer[:, :lanes], expected)
+    assert (buffer[:, lanes:] == 7).all()
 
     written = np.full(rows.shape, -1, "f")
     run(kernel(width, True, count is not None), [pitch, apart, count or 0], [written, buffer])

@@ -8,7 +8,8 @@ every element by itself. Other processors, whose masked stores are slow and whos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 from mlcompute.devices.cpu.codegen.code import Code, vector, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, splat_constant, tail_mask
@@ -21,9 +22,7 @@ def read_across(
     """Rows, as (pointer, pitch), into the buffer; `count`: so many of them exist, and zeros stand for the others."""
     lanes = vector_lanes()
     if lanes < 16:
-        mask = None if count is None else tail_mask(code, count, lanes)
-        with code.loop(0, width) as element:
-            across = Line(code, code.at(rows[0], element, "float"), "float", str(rows[1]))
+        with _each_element(code, rows, width, count) as (element, across, mask):
             buffer.store(code.mul(element, apart), across.load(0, mask))
         return
     for first in range(0, width, lanes):
@@ -39,9 +38,7 @@ def write_across(
     """The buffer into rows, as (pointer, pitch); `count`: so many of them exist, and no others are written."""
     lanes = vector_lanes()
     if lanes < 16:
-        mask = None if count is None else tail_mask(code, count, lanes)
-        with code.loop(0, width) as element:
-            across = Line(code, code.at(rows[0], element, "float"), "float", str(rows[1]))
+        with _each_element(code, rows, width, count) as (element, across, mask):
             across.store(0, buffer.load(code.mul(element, apart)), mask)
         return
     for first in range(0, width, lanes):
@@ -52,11 +49,19 @@ def write_across(
             line.store(first, value, mask)
 
 
+@contextlib.contextmanager
+def _each_element(
+    code: Code, rows: tuple[str, str | int], width: int, count: str | None
+) -> Iterator[tuple[str, Line, str | None]]:
+    """A loop over the elements of a row: the number of one, a line across all rows, and which of these exist."""
+    mask = None if count is None else tail_mask(code, count, vector_lanes())
+    with code.loop(0, width) as element:
+        yield element, Line(code, code.at(rows[0], element, "float"), "float", str(rows[1])), mask
+
+
 def _lines(code: Code, rows: tuple[str, str | int]) -> list[Line]:
     pointer, pitch = rows
-    return [
-        Line(code, code.at(pointer, code.mul(number, pitch), "float"), "float") for number in range(vector_lanes())
-    ]
+    return [Line(code, code.at(pointer, code.mul(number, pitch), "float"), "float") for number in range(vector_lanes())]
 
 
 def _masks(code: Code, width: int, count: str | None) -> list[str | None]:
