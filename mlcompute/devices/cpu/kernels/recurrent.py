@@ -13,22 +13,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlcompute.devices.cpu.codegen.addressing import DenseArray, ThreadWorkspace, owned_by_row
+from mlcompute.devices.cpu.codegen.addressing import DenseArray, owned_by_row
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
-from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
-from mlcompute.devices.cpu.codegen.combiners import SUM, fill, reduce_columns
-from mlcompute.devices.cpu.codegen.loops import Line, copy_line, splat_constant, vector_loop
+from mlcompute.devices.cpu.codegen.code import Code
+from mlcompute.devices.cpu.codegen.combiners import fill
+from mlcompute.devices.cpu.codegen.loops import Line, copy_line, splat_constant
 from mlcompute.devices.cpu.gemm.packed_gemm import (
-    DEPTH,
     LINE,
     Ahead,
     begin_fetching,
     call_packed_gemm,
-    fetch_rate,
-    pack_row,
     packed_gemm,
-    panel_width,
-    tallest_tile,
 )
 from mlcompute.devices.cpu.kernels import recurrent_cells as cells
 from mlcompute.devices.cpu.kernels.recurrent_sequences import (
@@ -37,11 +32,12 @@ from mlcompute.devices.cpu.kernels.recurrent_sequences import (
     Sequences,
     can_pack,
     can_run,
+    fetched_lines,
     pack_entry,
-    weight_gradient_parts,
     workspace,
     workspace_parts,
 )
+from mlcompute.devices.cpu.kernels.recurrent_weight_gradients import Named, weight_gradient_entries
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.op import Step
@@ -106,10 +102,13 @@ def recurrent_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
         target = (code.at(sums, s.first_from_hidden, "float"), between)
         extents = (count, s.from_hidden, s.hidden)
         ahead = next_time.ahead([m.gates], begin, end, s.after(time))
-        state = (m.h.address(begin), s.hidden, 1)
+        state = (*s.state_before(begin, time, m.h, m.y), 1)
         call_packed_gemm(code, by_hidden, extents, state, packed_h, target, accumulate=1, ahead=ahead)
         with code.loop(begin, end) as sample:
             cells.cell(s, sample, time, m)
+    s.copy_last_states(begin, end, m.y, m.h)
+    if m.c is not None and m.cells is not None:
+        s.copy_last_states(begin, end, m.cells, m.c)
     firsts = [named[name] for name in ("h0", "c0") if name in named]
     reads = [x, buffers["wx"], buffers["wh"], b, *firsts, *lengths]
     entry = Entry(
@@ -127,20 +126,13 @@ def recurrent_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     return [pack, entry]
 
 
-def _rate(columns: int, depth: int, lines: float) -> int:
-    """Lines to fetch in `LINE` steps of a product, for so many lines to be fetched per row of it."""
-    width = panel_width(columns)
-    panels = -(-columns // (width * vector_lanes()))
-    return fetch_rate(depth, tallest_tile(width) * lines / panels)
-
-
 class NextTime:
     """Fetches what the cells read or write at the next time while the hidden state is multiplied: see `Ahead`."""
 
     def __init__(self, s: Sequences, columns: int, depth: int) -> None:
         """Of a product into so many columns, summed over a depth."""
         self._sequences, self._place = s, s.code.variable("[2 x i64]", "zeroinitializer")
-        self._rate = s.args.number(_rate(columns, depth, s.recurrence.gates / LINE))
+        self._rate = s.args.number(fetched_lines(columns, depth, s.recurrence.gates / LINE))
 
     def ahead(self, arrays: Sequence[DenseArray], begin: str, end: str, time: str) -> Ahead:
         """The gates, or dz, of some samples at a time, which may lie outside the sequence."""
@@ -168,11 +160,8 @@ def recurrent_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry
         _through_time(r, named, buffers, lengths),
         _first_state_gradient(r, named, buffers, lengths),
         _input_gradient(r, named, buffers),
-        _weight_gradients(r, named, buffers, lengths, operands.threads),
+        *weight_gradient_entries(r, named, buffers, lengths, operands.threads),
     ]
-
-
-Named = dict[str, Operand]
 
 
 def _through_time(r: Recurrence, named: Named, buffers: Named, lengths: Sequence[Operand]) -> Entry:
@@ -276,101 +265,6 @@ def _input_gradient(r: Recurrence, named: Named, buffers: Named) -> Entry:
         by_row={2},
         kernel=r.kernel("gradient of the inputs"),
         cost=r.product_cost(r.inputs),
-    )
-
-
-def _weight_gradients(r: Recurrence, named: Named, buffers: Named, lengths: Sequence[Operand], threads: int) -> Entry:
-    """dwx = dzᵀ x,  dwh = dzᵀ (h before),  db = sums of dz: threads share the rows, samples and times in blocks."""
-    x, y, dwx, dwh, db = (named[name] for name in ("x", "y", "dwx", "dwh", "db"))
-    code, lanes = Code("recurrent_weights"), vector_lanes()
-    args = KernelArguments(code)
-    s = Sequences(args, r, lengths)
-    memory = ThreadWorkspace(args, buffers["own"], weight_gradient_parts(r))
-    # Samples and times one after the other, as they lie.
-    dz, outputs = s.dense(buffers["dz"], s.gates), s.dense(y, s.hidden)
-    inputs, h_first = s.strided(x), s.dense(buffers["h0"], s.hidden)
-    to_inputs, to_hidden, to_bias = (args.pointer(operand) for operand in (dwx, dwh, db))
-    by_inputs, by_hidden = (args.pointer(packed_gemm(width, fetched=1)) for width in (r.inputs, r.hidden))
-    # Of the next block dz is fetched by one product, and y by the other.
-    rate_dz = args.number(_rate(r.hidden, DEPTH, DEPTH / LINE))
-    rate_y = args.number(_rate(r.inputs, DEPTH, DEPTH * r.hidden / LINE * threads / r.gates))
-    place = code.variable("[2 x i64]", "zeroinitializer")
-    begin, end = code.share(s.gates, lanes, memory.max_threads)
-    rows = code.sub(end, begin)
-    fill(code, Line(code, to_bias, "float"), (begin, end), splat_constant(code, 0.0))
-    # Without rows of its own, a thread has nothing to read either, and perhaps no memory.
-    has_rows = code.let(f"icmp sgt i64 {rows}, 0")
-    if s.has_lengths:
-        with code.when(has_rows):
-            fill(code, Line(code, memory["zeros"], "float"), ("0", s.inputs), splat_constant(code, 0.0))
-    total = code.mul(s.samples, s.steps)
-    # Of a thread's rows of dzᵀ, those that the inputs and those that the hidden state took part in.
-    of_inputs, of_hidden = (begin, end), (begin, end)
-    if r.from_inputs < r.gates:
-        of_inputs = (code.minimum(begin, s.from_inputs), code.minimum(end, s.from_inputs))
-    if r.first_from_hidden:
-        of_hidden = (_maximum(code, begin, s.first_from_hidden), _maximum(code, end, s.first_from_hidden))
-    with code.loop(0, code.let(f"select i1 {has_rows}, i64 {total}, i64 0"), DEPTH) as first:
-        depth = code.minimum(code.sub(total, first), DEPTH)
-        with code.loop(0, depth) as k:
-            sample = code.div(code.add(first, k), s.steps)
-            time = code.sub(code.add(first, k), code.mul(sample, s.steps))
-            row = inputs.address(sample, time)
-            if s.has_lengths:
-                row = code.let(f"select i1 {s.is_padding(sample, time)}, ptr {memory['zeros']}, ptr {row}")
-            _pack(code, r.inputs, s.inputs, row, memory["x"], k, depth)
-            earlier, is_first = s.before(time)
-            starts = s.starts(sample, earlier, is_first)
-            before = outputs.address(code.add(code.mul(sample, s.steps), earlier))
-            row = code.let(f"select i1 {starts}, ptr {h_first.address(sample)}, ptr {before}")
-            _pack(code, r.hidden, s.hidden, row, memory["h"], k, depth)
-        block = dz.address(first)
-        # Read row by row first: that brings the block into the cache, and the matmuls read it across the rows.
-        _add_sums(s, block, depth, Line(code, memory["sums"], "float"), Line(code, to_bias, "float"), (begin, end))
-        after = code.add(first, depth)
-        rows_after, width = code.minimum(code.sub(total, after), DEPTH), code.mul(depth, s.hidden)
-        next_dz, next_y = code.at(dz.address(after), begin, "float"), outputs.address(after)
-        fetch_dz = Ahead([next_dz], rows, s.gates, rate_dz, place, code.mul(rows_after, s.gates))
-        fetch_y = Ahead([next_y], width, width, rate_y, place, width)
-        for multiply, columns, b, target, (low, high), origin, ahead in (
-            (by_inputs, s.inputs, memory["x"], to_inputs, of_inputs, "0", fetch_y),
-            (by_hidden, s.hidden, memory["h"], to_hidden, of_hidden, s.first_from_hidden, fetch_dz),
-        ):
-            begin_fetching(code, place)
-            a = (code.at(block, low, "float"), 1, s.gates)
-            c = (code.at(target, code.mul(code.sub(low, origin), columns), "float"), columns)
-            extents = (code.sub(high, low), columns, depth)
-            call_packed_gemm(code, multiply, extents, a, b, c, accumulate=first, ahead=ahead)
-    return Entry(
-        r.step,
-        code,
-        args.values,
-        reads=[buffers["dz"], buffers["h0"], x, y, *lengths],
-        writes=[dwx, dwh, db],
-        kernel=r.kernel("gradients of the weights"),
-        cost=r.product_cost(r.inputs + r.hidden),
-        scratch=[memory.buffer],
-    )
-
-
-def _maximum(code: Code, a: str, b: str) -> str:
-    return code.let(f"select i1 {code.let(f'icmp sgt i64 {a}, {b}')}, i64 {a}, i64 {b}")
-
-
-def _pack(code: Code, width: int, columns: str, row: str, block: str, k: str, depth: str) -> None:
-    vectors = panel_width(width)
-    address = code.at(block, code.mul(k, vectors * vector_lanes()), "float")
-    pack_row(code, vectors, (0, columns), Line(code, row, "float"), address, depth)
-
-
-def _add_sums(s: Sequences, block: str, depth: str, sums: Line, target: Line, columns: tuple[str, str]) -> None:
-    """Add the sums of a block of rows to the target; a block is summed apart so that long sums stay accurate."""
-    fill(s.code, sums, columns, splat_constant(s.code, 0.0))
-    reduce_columns(s.code, SUM, depth, s.gates, Line(s.code, block, "float"), columns, sums)
-    vector_loop(
-        s.code,
-        *columns,
-        lambda index, mask: target.store(index, target.load(index, mask) + sums.load(index, mask), mask),
     )
 
 

@@ -26,7 +26,11 @@ _FUNCTIONS = Functions(_sigmoid, _tanh, lambda x: x.at_least(0.0), lambda y, a: 
 
 @dataclass(frozen=True)
 class Forward:
-    """Memory of the forward pass; c and cells are of an lstm alone."""
+    """Memory of the forward pass; c and cells are of an lstm alone.
+
+    Without lengths, h and c hold the first states until all times have been visited: what neighbouring threads write at
+    every time would lie side by side there, and take turns in their caches.
+    """
 
     y: DenseArray
     h: DenseArray
@@ -57,12 +61,17 @@ Body = Callable[[str, "str | None"], None]
 def cell(s: Sequences, sample: str, time: str, m: Forward) -> None:
     """The gates, which hold their sums, and all states of one sample at one time."""
     code, count = s.code, s.recurrence.gate_count
-    y_line, h_line, gate_lines = m.y.line(sample, time), m.h.line(sample), m.gates.lines(count, s.hidden, sample, time)
+    y_line, gate_lines = m.y.line(sample, time), m.gates.lines(count, s.hidden, sample, time)
+    h_before = Line(code, s.state_before(sample, time, m.h, m.y)[0], "float")
+    # With lengths, states stay as they are in the padding: there they are kept apart.
+    running = [m.h.line(sample)] if s.has_lengths else []
     after = s.after(time)
     written_next = [m.y.line(sample, after)]
     bias_lines = [m.biases.reader(start=code.mul(k, s.hidden)) for k in range(count)]
     if m.cells is not None and m.c is not None:
-        cells_line, c_line = m.cells.line(sample, time), m.c.line(sample)
+        cells_line = m.cells.line(sample, time)
+        c_before = Line(code, s.state_before(sample, time, m.c, m.cells)[0], "float")
+        running_cells = [m.c.line(sample)] if s.has_lengths else []
         written_next.append(m.cells.line(sample, after))
 
     def sums(index: str, mask: str | None) -> list[SimdValue]:
@@ -72,26 +81,28 @@ def cell(s: Sequences, sample: str, time: str, m: Forward) -> None:
     def advance_lstm(index: str, mask: str | None) -> None:
         zs = sums(index, mask)
         i, f, g, o = _sigmoid(zs[0]), _sigmoid(zs[1]), _tanh(zs[2]), _sigmoid(zs[3])
-        c_next = f * c_line.load(index, mask) + i * g
+        c_next = f * c_before.load(index, mask) + i * g
         h_next = o * _tanh(c_next)
         for line, value in zip(gate_lines, (i, f, g, o), strict=True):
             line.store(index, value, mask)
-        for line, value in ((c_line, c_next), (cells_line, c_next), (h_line, h_next), (y_line, h_next)):
-            line.store(index, value, mask)
+        for line in (cells_line, *running_cells):
+            line.store(index, c_next, mask)
+        for line in (y_line, *running):
+            line.store(index, h_next, mask)
 
     def advance(index: str, mask: str | None) -> None:
         zs = sums(index, mask)
-        kept, h_next = CELLS[s.recurrence.step.attributes["cell"]].forward(_FUNCTIONS, zs, h_line.load(index, mask))
+        kept, h_next = CELLS[s.recurrence.step.attributes["cell"]].forward(_FUNCTIONS, zs, h_before.load(index, mask))
         for line, value in zip(gate_lines, kept, strict=True):
             line.store(index, value, mask)
-        for line in (h_line, y_line):
+        for line in (y_line, *running):
             line.store(index, h_next, mask)
 
     def stay(index: str, mask: str | None) -> None:
         for line in (*gate_lines, y_line):
             line.store(index, splat_constant(code, 0.0), mask)
         if m.cells is not None:
-            cells_line.store(index, c_line.load(index, mask), mask)
+            cells_line.store(index, c_before.load(index, mask), mask)
 
     s.each_sequence_unit(sample, time, advance if m.cells is None else advance_lstm, stay)
 

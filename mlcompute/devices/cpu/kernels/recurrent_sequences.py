@@ -10,24 +10,28 @@ import numpy as np
 from mlcompute.devices.cpu.codegen.addressing import DenseArray, StridedArray, aligned, thread_floats
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
-from mlcompute.devices.cpu.codegen.loops import vector_loop
+from mlcompute.devices.cpu.codegen.loops import copy_line, vector_loop
 from mlcompute.devices.cpu.gemm.packed_gemm import (
     DEPTH,
     FLOPS_PER_NS,
     call_pack,
+    fetch_rate,
     pack_columns,
     pack_rows,
     padded,
     panel_width,
+    tallest_tile,
 )
 from mlcompute.devices.cpu.runtime.entry import Entry
-from mlcompute.devices.cpu.runtime.threads import planned_threads
+from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.op import FLOAT32, Array, Step, Value
 
 #: Depth that products sum in registers: the end of a tile costs as much as 5 of its depth, and here there are few rows
 #: that would find a panel in the first-level cache.
 BLOCK = 256
+#: Floats between the sums of two slices, which different threads write: a page, beyond which prefetchers do not look.
+_PAGE = 1024
 
 # Outside the kernel: sizes and memory -------------------------------------------------------------------------------
 
@@ -117,7 +121,32 @@ def _parts(r: Recurrence) -> dict[str, int]:
     firsts = {"h0": state, "c0": state} if r.has_cells else {"h0": state}
     weights = {"wx": padded(r.inputs) * r.from_inputs, "wh": padded(r.hidden) * r.from_hidden}
     own = thread_floats(weight_gradient_parts(r)) * planned_threads()
-    return {"dz": r.samples * r.steps * r.gates, "dh": state, **firsts, **weights, "own": own}
+    slices = (weight_gradient_slices(r) - 1) * slice_floats(r)
+    others = {"slices": slices} if slices else {}
+    return {"dz": r.samples * r.steps * r.gates, "dh": state, **firsts, **weights, "own": own, **others}
+
+
+def weight_gradient_slices(r: Recurrence) -> int:
+    """Slices of the samples over which the gradients of the weights are summed apart.
+
+    A fact of the machine and of the layer. Their sums take memory: those beside the first a quarter of dz at most.
+    """
+    weights, dz = slice_floats(r), r.samples * r.steps * r.gates
+    most = min(machine_slices(), r.samples, 1 + dz // (4 * weights))
+    # Threads are mostly a power of two: as many of them should share each slice.
+    return 1 << (most.bit_length() - 1)
+
+
+def slice_floats(r: Recurrence) -> int:
+    """Floats from the sums of one slice, dwx, dwh and db one after the other, to those of the next."""
+    return aligned(r.from_inputs * r.inputs + r.from_hidden * r.hidden + r.gates) + _PAGE
+
+
+def fetched_lines(columns: int, depth: int, lines: float) -> int:
+    """Lines to fetch in `LINE` steps of a product, for so many lines to be fetched per row of it."""
+    width = panel_width(columns)
+    panels = -(-columns // (width * vector_lanes()))
+    return fetch_rate(depth, tallest_tile(width) * lines / panels)
 
 
 def weight_gradient_parts(r: Recurrence) -> dict[str, int]:
@@ -272,6 +301,29 @@ class Sequences:
     def each_unit(self, body: Callable[[str, str | None], None]) -> None:
         """body(index, mask) for the vectors of a line of hidden units."""
         vector_loop(self.code, 0, self.hidden, body, self._is_full)
+
+    def state_before(self, sample: str, time: str, running: DenseArray, at_times: DenseArray) -> tuple[str, str]:
+        """The state that a time starts from: its address for a sample, and from there to the next sample's.
+
+        running    the first state, and with lengths the state of every time, which in the padding is another than
+                   what is stored for it
+        at_times   states of all times
+        """
+        if self.has_lengths:
+            return running.address(sample), self.hidden
+        earlier, is_first = self.before(time)
+        addresses = running.address(sample), at_times.address(sample, earlier)
+        return (
+            self.code.let(f"select i1 {is_first}, ptr {addresses[0]}, ptr {addresses[1]}"),
+            self.code.let(f"select i1 {is_first}, i64 {self.hidden}, i64 {self.code.mul(self.steps, self.hidden)}"),
+        )
+
+    def copy_last_states(self, begin: str, end: str, at_times: DenseArray, target: DenseArray) -> None:
+        """States of the time visited last, unless they are there already: see `state_before`."""
+        if not self.has_lengths:
+            last = self.time(self.code.sub(self.steps, 1))
+            with self.code.loop(begin, end) as sample:
+                copy_line(self.code, at_times.line(sample, last), target.line(sample), 0, self.hidden)
 
     def copy_states(self, begin: str, end: str, source: StridedArray, target: DenseArray) -> None:
         """The states of samples into dense memory."""
