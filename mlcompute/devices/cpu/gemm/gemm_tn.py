@@ -34,7 +34,7 @@ from mlcompute.devices.cpu.gemm.packed_gemm import (
 )
 from mlcompute.devices.cpu.kernels.elementwise import fused_entry
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker, always
-from mlcompute.devices.cpu.runtime.threads import machine_slices
+from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
 from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Operand, Operands, dense_strides
 from mlcompute.ops.bfloat16 import computed_type
 from mlcompute.ops.op import FLOAT32, Step, Value
@@ -49,8 +49,8 @@ _MOST_DEPTH = 512
 _LEAST_ROWS, _LEAST_COLUMNS = 64, 64
 #: Rows of y that are made, and used, at a time, where every slice has two times as many.
 _TILE_ROWS = 12
-#: Tiles that are multiplied with one block of columns of b, and the bytes of such a block.
-_TILES, _BLOCK_BYTES = 4, 1 << 19
+#: Floats of aᵀ, brought together, that are multiplied with one block of columns of b, and the bytes of such a block.
+_GROUP_FLOATS, _BLOCK_BYTES = 1 << 16, 1 << 19
 
 
 def is_gemm_tn(a: Operand, b: Operand, y: Operand) -> bool:
@@ -162,22 +162,32 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     rate, place = args.number(fetch_rate(k, tile_lines(n))), code.variable("[2 x i64]", "zeroinitializer")
     given = [_given(args, argument, full) for argument in update.arguments]
     in_blocks = _in_blocks(n, k)
-    group = tile * (_TILES if in_blocks else 1)
-    type_, transposed = MEMORY_TYPES[a.dtype], code.aligned_buffer((_MOST_DEPTH if in_blocks else DEPTH) * group)
-    first, last = code.share(slices)
+    group = max(1, _GROUP_FLOATS // (k * tile)) * tile if in_blocks else tile
+    type_, transposed = MEMORY_TYPES[a.dtype], code.aligned_buffer(_GROUP_FLOATS if in_blocks else DEPTH * tile)
+    at_once = args.number(group)
+    # A thread may run pieces of others where all have memory: of blocks of columns, else of rows.
+    in_pieces = count == planned_threads()
+    first, last = code.share(slices, 1, slices)
+    address = code.at(scratch, code.mul(code.worker(), between), "float")
     with code.loop(first, last) as number:
         begin, end = (code.div(code.mul(rows, edge), slices) for edge in (number, code.add(number, 1)))
-        address = code.at(scratch, code.mul(number, between), "float")
-        with code.loop(begin, end, group) as top:
-            bottom = code.minimum(code.add(top, group), end)
+        left: str | int = 0
+        right: str = columns
+        if in_pieces:
+            if in_blocks:
+                left, right = _piece(code, "0", columns, block)
+            else:
+                begin, end = _piece(code, begin, end, height)
+        with code.loop(begin, end, at_once) as top:
+            bottom = code.minimum(code.add(top, at_once), end)
             # Brought together: a distance of a power of two would leave them few places in the cache.
             with code.loop(0, depth) as sample:
                 line = Line(code, code.at(from_a, code.add(code.mul(sample, a_row), top), type_), type_)
-                target = Line(code, code.at(transposed, code.mul(sample, group), "float"), "float")
+                target = Line(code, code.at(transposed, code.mul(sample, at_once), "float"), "float")
                 copy_line(code, line, target, 0, code.sub(bottom, top))
-            with code.loop(0, columns, block) as column, code.loop(top, bottom, height) as row:
-                tall, wide = code.minimum(code.sub(bottom, row), height), code.minimum(code.sub(columns, column), block)
-                factor = (code.at(transposed, code.sub(row, top), "float"), 1, group)
+            with code.loop(left, right, block) as column, code.loop(top, bottom, height) as row:
+                tall, wide = code.minimum(code.sub(bottom, row), height), code.minimum(code.sub(right, column), block)
+                factor = (code.at(transposed, code.sub(row, top), "float"), 1, at_once)
                 panels = code.at(from_b, code.mul(column, depth), "float")
                 corner = code.add(code.mul(row, columns), column)
                 ahead = None
@@ -204,8 +214,18 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
             scratch=[buffer],
             kernel=f"gemm_tn + {update.kernel}, {tile} rows at a time",
             cost=2.0 * m * n * k / FLOPS_PER_NS + update.cost + 300.0,
+            in_pieces=in_pieces,
+            most_pieces=min(Entry.most_pieces, -(-n // _block_columns(n, k)) if in_blocks else m // (count * tile)),
         ),
     ]
+
+
+def _piece(code: Code, begin: str, end: str, grain: str) -> tuple[str, str]:
+    """The piece that is asked for of what lies between two bounds, in full multiples of `grain` from the first on."""
+    grains = code.div(code.add(code.sub(end, begin), code.sub(grain, 1)), grain)
+    first, last = code.piece("0", grains)
+    first, last = (code.add(begin, code.mul(edge, grain)) for edge in (first, last))
+    return first, code.minimum(last, end)
 
 
 def _pack_entry(step: Step, b: Operand, packed: Operand) -> Entry:
