@@ -66,7 +66,7 @@ def cut_rows_and_panels(threads: int, rows: int, panels: int) -> tuple[int, int]
     return min(((threads // across, across) for across in range(1, threads + 1)), key=cost)
 
 
-def _share_part(
+def share_part(
     args: KernelArguments, extents: tuple[str, str], cuts: Sequence[tuple[int, int]]
 ) -> tuple[tuple[str, str], tuple[str, str]]:
     """[first, last) of this thread's rows and panels; `cuts`: into how many parts 1, 2, .. threads cut them."""
@@ -239,7 +239,7 @@ def gemm_blocked_entry(
                     copy_line(code, seen, made, 0, width)
 
     if count == 1:
-        shares = _share_part(args, (rows, all_panels), cuts)
+        shares = share_part(args, (rows, all_panels), cuts)
 
         def write() -> None:
             with code.when(code.let(f"icmp slt i64 {shares[0][0]}, {shares[0][1]}")):

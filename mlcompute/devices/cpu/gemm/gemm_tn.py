@@ -51,6 +51,8 @@ _LEAST_ROWS, _LEAST_COLUMNS = 64, 64
 _TILE_ROWS = 12
 #: Floats of aᵀ, brought together, that are multiplied with one block of columns of b, and the bytes of such a block.
 _GROUP_FLOATS, _BLOCK_BYTES = 1 << 16, 1 << 19
+#: Blocks of columns that are pieces of a thread's work; fewer are too long.
+_MANY_BLOCKS = 4
 
 
 def is_gemm_tn(a: Operand, b: Operand, y: Operand) -> bool:
@@ -165,8 +167,9 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     group = max(1, _GROUP_FLOATS // (k * tile)) * tile if in_blocks else tile
     type_, transposed = MEMORY_TYPES[a.dtype], code.aligned_buffer(_GROUP_FLOATS if in_blocks else DEPTH * tile)
     at_once = args.number(group)
-    # A thread may run pieces of others where all have memory: of blocks of columns, else of rows.
-    in_pieces = count == planned_threads()
+    # A thread may run pieces of others where all have memory: of blocks of columns if there are many, else of rows.
+    in_pieces, blocks = count == planned_threads(), -(-n // _block_columns(n, k))
+    by_columns = blocks >= _MANY_BLOCKS
     first, last = code.share(slices, 1, slices)
     address = code.at(scratch, code.mul(code.worker(), between), "float")
     with code.loop(first, last) as number:
@@ -174,7 +177,7 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
         left: str | int = 0
         right: str = columns
         if in_pieces:
-            if in_blocks:
+            if by_columns:
                 left, right = _piece(code, "0", columns, block)
             else:
                 begin, end = _piece(code, begin, end, height)
@@ -215,7 +218,7 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
             kernel=f"gemm_tn + {update.kernel}, {tile} rows at a time",
             cost=2.0 * m * n * k / FLOPS_PER_NS + update.cost + 300.0,
             in_pieces=in_pieces,
-            most_pieces=min(Entry.most_pieces, -(-n // _block_columns(n, k)) if in_blocks else m // (count * tile)),
+            most_pieces=min(Entry.most_pieces, blocks if by_columns else max(1, m // (count * tile))),
         ),
     ]
 

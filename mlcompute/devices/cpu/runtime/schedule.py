@@ -33,7 +33,7 @@ _BLOCK = 1024
 _FIRST_PARTS = 6
 #: Estimated nanoseconds of a piece into which the work of a thread is cut. Who takes over a piece finds nothing of it
 #: in its cache: of fewer threads than these one is rarely slow enough for that to pay.
-_PIECE, _FEWEST_THREADS = 25_000.0, 4
+_PIECE, _FEWEST_THREADS = 10_000.0, 4
 
 
 def useful_threads(cost: float, threads: int) -> int:

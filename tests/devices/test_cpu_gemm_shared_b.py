@@ -1,0 +1,84 @@
+"""Products of many cores, whose threads pack b together: the sums of `gemm_blocked`, in pieces of any thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlcompute.devices.cpu.codegen.code import PIECE_BITS, PIECES_BITS
+from mlcompute.devices.cpu.gemm import gemm_shared_b, matmul
+from mlcompute.ops.op import Array, Value
+from mlcompute.ops.views import transpose
+from tests.devices.kernels import Bench
+
+#: rows, depth, columns
+SIZES = [(128, 64, 64), (131, 65, 70), (512, 256, 256), (200, 300, 1000), (130, 129, 65), (257, 1024, 100)]
+#: Which of a and b are stored as columns.
+LAYOUTS = [(False, False), (False, True), (True, False), (True, True)]
+
+
+def bench(m: int, k: int, n: int, layout: tuple[bool, bool]) -> tuple[Bench, Array, Array]:
+    rng = np.random.default_rng([m, k, n])
+    a, b = rng.standard_normal((m, k)).astype("f"), rng.standard_normal((k, n)).astype("f")
+    stored = [np.ascontiguousarray(x.T) if turned else x for x, turned in zip((a, b), layout, strict=True)]
+
+    def views(*values: Value) -> list[Value]:
+        return [transpose(value) if turned else value for value, turned in zip(values, layout, strict=True)]
+
+    return Bench(matmul.KERNELS, "matmul", stored, views=views, workspaces=matmul.WORKSPACES), a, b
+
+
+@pytest.fixture
+def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm_shared_b, "machine_slices", lambda: 16)
+
+
+@pytest.mark.usefixtures("many_cores")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_products(sizes: tuple[int, int, int], layout: tuple[bool, bool]) -> None:
+    made, a, b = bench(*sizes, layout)
+    assert (made.entries or ())[0].kernel == "pack"
+    exact, size = a.astype(np.float64) @ b, np.abs(a).astype(np.float64) @ np.abs(b)
+    (one,) = made.run(1)
+    assert (np.abs(one - exact) <= 2 * np.finfo(np.float32).eps * np.sqrt(sizes[1] + 1) * size).all()
+    for threads in (2, 5, 16):
+        assert made.run(threads)[0].tobytes() == one.tobytes(), "the number of threads changes the sums"
+
+
+@pytest.mark.usefixtures("many_cores")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pieces_cover_everything_once(layout: tuple[bool, bool]) -> None:
+    """Called piece by piece, in any order, by any thread."""
+    made, _, _ = bench(200, 300, 1000, layout)
+    (expected,) = made.run(1)
+    (_, _, _), (_, multiply, words) = made.calls()
+    y = made._memory[made.step.results[0]]
+    y[...] = 0
+    threads, pieces = 3, 4
+    for thread in range(threads):
+        for piece in reversed(range(pieces)):
+            multiply(thread | piece << PIECE_BITS | pieces << PIECES_BITS, threads, words.ctypes.data)
+    assert y.tobytes() == expected.tobytes()
+
+
+def test_small_products_large_weights_and_few_cores_go_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernels(*sizes: int) -> list[str]:
+        entries: Any = bench(*sizes, (False, True))[0].entries
+        return [entry.kernel for entry in entries]
+
+    monkeypatch.setattr(gemm_shared_b, "machine_slices", lambda: 16)
+    assert "pack" in kernels(512, 256, 256)
+    for sizes in [(64, 256, 256), (512, 32, 256), (512, 256, 32), (512, 1024, 1024)]:
+        assert "pack" not in kernels(*sizes)
+    monkeypatch.setattr(gemm_shared_b, "machine_slices", lambda: 2)
+    assert "pack" not in kernels(512, 256, 256)
+
+
+def test_parts_are_equal_and_read_little() -> None:
+    # 512 x 256 by 16 threads: 86 tiles of 6 rows, 4 panels of 64 columns
+    assert gemm_shared_b.cut_tiles_and_panels(16, 86, 4, 6, 64) in [(8, 2), (4, 4)]
+    assert gemm_shared_b.cut_tiles_and_panels(1, 86, 4, 6, 64) == (1, 1)
+    assert gemm_shared_b.cut_tiles_and_panels(3, 86, 4, 6, 64) == (3, 1)
