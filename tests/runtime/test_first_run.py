@@ -37,9 +37,9 @@ def digits(threads: int = 2, size: int = 12) -> tuple[mlc.TrainingGraph, dict[st
     graph = mlc.Graph()
     x = graph.input((8, 1, size, size), "x")
     y = graph.pool(graph.convolution(x, 8, kernel=3, activation="relu"))
-    graph.dense(graph.flatten(y), 10)
+    graph.dense(graph.dense(graph.flatten(y), 256), 10)
     loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, class_axis=-1)
-    training = mlc.TrainingGraph([graph], loss, mlc.AdamOptimizer(learning_rate=0.01))
+    training = mlc.TrainingGraph([graph], loss, mlc.AdamOptimizer(learning_rate=0.001))
     training.add_inputs({"x": x}, {"t": mlc.Tensor(shape=(8,), data_type=mlc.DataType.INT32)})
     return training, {"x": np.ones((8, 1, size, size), np.float32)}
 
