@@ -49,6 +49,8 @@ _WIDE, _ROWS, _TALL = 256, 48, 288
 _OWN_SUMS = 1 << 16
 #: What packing a panel costs, in rows of a that could be multiplied with it meanwhile.
 _PACKING = 16
+#: What it costs that threads read each other's rows of a, and write to the same rows of y.
+_ACROSS = 1.15
 #: Rows of a piece of a thread's work, where its panels are packed again for every piece.
 _PIECE_ROWS = 4 * _PACKING
 
@@ -56,12 +58,13 @@ _PIECE_ROWS = 4 * _PACKING
 def cut_rows_and_panels(threads: int, rows: int, panels: int) -> tuple[int, int]:
     """Into how many parts threads cut the rows of y, and its panels: the product is at most the number of threads.
 
-    Sharing rows alone lets other kernels go on with the same rows without a barrier: it is chosen unless it is slower.
+    Sharing rows alone lets other kernels go on with the same rows without a barrier, and what one thread writes is not
+    what another has read: it is chosen unless it is slower by more than that is worth.
     """
 
     def cost(grid: tuple[int, int]) -> float:
         down, across = grid
-        return -(-panels // across) * (-(-rows // down) + _PACKING) * (1.0 if across == 1 else 1.05)
+        return -(-panels // across) * (-(-rows // down) + _PACKING) * (1.0 if across == 1 else _ACROSS)
 
     return min(((threads // across, across) for across in range(1, threads + 1)), key=cost)
 
