@@ -25,14 +25,13 @@ class Placement:
     last: int
 
 
-def assign_offsets(blocks: list[Placement], reuse: bool = True, guard: int = 0) -> None:
+def assign_offsets(blocks: list[Placement], reuse: bool = True, guard: int = 0, owns_rows: bool = False) -> None:
     """Set the offsets of all blocks, which come in the order of their first steps.
 
-    Of arenas about as small, one is taken in which large blocks lie where blocks of the same size lay. Threads that
-    share a block by its rows then find what they write in their own caches; elsewhere it comes from another's. Seen to
-    take a fifth of a step where cores are far from each other.
-
-    guard   bytes that stay free after each of them
+    guard       bytes that stay free after each of them
+    owns_rows   of arenas about as small, take one in which large blocks lie where blocks of the same size lay. Threads
+                that share a block by its rows then find what they write in their own caches; elsewhere it comes from
+                another's: seen to take a sixth of a step where cores are far from each other
     """
     different = {block.nbytes for block in blocks}
     sizes = {nbytes: -(-(nbytes + guard) // ALIGNMENT) * ALIGNMENT or ALIGNMENT for nbytes in different}
@@ -44,7 +43,7 @@ def assign_offsets(blocks: list[Placement], reuse: bool = True, guard: int = 0) 
     busiest = _most_in_use(blocks, sizes)
     found: list[tuple[int, bool, list[int]]] = []
     for way in (_in_order, _by_size) if len(blocks) <= MOST_SORTED_BLOCKS else (_in_order,):
-        for again in (True, False) if max(different, default=0) >= _LARGE else (False,):
+        for again in (True, False) if owns_rows and max(different, default=0) >= _LARGE else (False,):
             end = way(blocks, sizes, again)
             if end <= busiest * (1 + WASTE) and not found:
                 return

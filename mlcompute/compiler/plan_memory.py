@@ -69,6 +69,7 @@ def plan_memory(steps: list[Step], context: Context) -> list[Step]:
         workspace=workspace,
         lingers=traits.lingers,
         products_linger=traits.products_linger,
+        owns_rows=traits.owns_rows,
         views=context.index(steps).views,
     )
     return steps
@@ -84,6 +85,7 @@ def planned(
     workspace: Callable[[Step], int] | None = None,
     lingers: int = 0,
     products_linger: int = 0,
+    owns_rows: bool = False,
     views: dict[Value, Value] | None = None,
 ) -> MemoryPlan:
     """Assign arena offsets.
@@ -94,6 +96,7 @@ def planned(
     guard       unused bytes after every value (tests watch them for stray writes)
     lingers     steps after its last use that the memory of a small value is not used again (`Traits.lingers`)
     products_linger   the same of memory that a large matmul uses last (`Traits.products_linger`)
+    owns_rows   large values lie where values of their size lay, if they can (`Traits.owns_rows`)
     views       `views_of(steps)`, where that is known
     """
     plan = MemoryPlan(views=views_of(steps) if views is None else views)
@@ -104,7 +107,7 @@ def planned(
         products = {index for index, step in enumerate(steps) if products_linger and _is_large_product(step)}
         for block in blocks:
             block.last += products_linger if block.last in products else lingers if block.nbytes <= _SMALL else 0
-    assign_offsets(blocks, reuse, guard)
+    assign_offsets(blocks, reuse, guard, owns_rows)
     for block, end in zip(blocks, ends, strict=True):
         block.last = end
     lifetimes.place()

@@ -39,6 +39,8 @@ class Traits:
                        same memory could not become one launch
     products_linger    memory that a large matmul used last is left alone for so many steps: what would use it could not
                        run beside the matmul
+    owns_rows          a thread computes the same rows of every value and finds them in its cache: memory should go on
+                       to values of the same size
     mixes_types        a matmul or convolution reads each operand in the type it is stored in, float32 or bfloat16: it
                        is converted while the kernel packs it, so weights need no copy in bfloat16
     runs_ahead         a run is started and need not be waited for: those started after it wait for it on the device
@@ -55,6 +57,7 @@ class Traits:
     channels_last: bool = False
     lingers: int = 0
     products_linger: int = 0
+    owns_rows: bool = False
     mixes_types: bool = False
     runs_ahead: bool = False
 

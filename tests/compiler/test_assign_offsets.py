@@ -25,10 +25,10 @@ def check(blocks: list[Placement]) -> None:
                 assert block.offset >= other.offset + other.nbytes or other.offset >= block.offset + block.nbytes
 
 
-def made(*spans: tuple[int, int, int]) -> list[Placement]:
+def made(*spans: tuple[int, int, int], owns_rows: bool = True) -> list[Placement]:
     """(kilobytes, first step, last step) of every block."""
     blocks = sorted((Placement(0, size * KB, first, last) for size, first, last in spans), key=lambda b: b.first)
-    assign_offsets(blocks)
+    assign_offsets(blocks, owns_rows=owns_rows)
     check(blocks)
     return blocks
 
@@ -67,9 +67,7 @@ BLOCKS = st.lists(
 def test_blocks_never_overlap_and_waste_no_more_than_without_the_preference(spans: list[tuple[int, int, int]]) -> None:
     spans = [(size, first, first + length) for size, first, length in spans]
     least = arena(made(*spans))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_LARGE", 1 << 40)
-        without = arena(made(*spans))
+    without = arena(made(*spans, owns_rows=False))
     assert least <= without * (1 + WASTE) + ALIGNMENT
 
 

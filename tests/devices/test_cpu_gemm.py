@@ -19,6 +19,13 @@ from tests.devices.kernels import Bench
 SIZES = [(1, 1, 1), (3, 7, 5), (16, 16, 16), (7, 33, 40), (37, 100, 300), (14, 128, 129), (25, 48, 17), (5, 20, 256)]
 
 
+@pytest.fixture(autouse=True)
+def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine of few cores: on others threads pack b first, which has tests of its own."""
+    monkeypatch.setattr(matmul, "shares_b", lambda step: False)
+
+
+
 def call(function: Code, integers: list[int], arrays: list[Array]) -> None:
     words = np.array([*integers, *(array.ctypes.data for array in arrays)], np.int64)
     (address,) = kernel_cache.addresses([function])

@@ -30,6 +30,13 @@ SIZES = [(1, 8, 16), (32, 128, 784), (7, 9, 17), (64, 37, 53), (100, 24, 48), (1
 LARGE = [(129, 64, 64), (200, 70, 1500), (512, 130, 700), (100, 200, 3001), (300, 97, 1024)]
 
 
+@pytest.fixture(autouse=True)
+def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine of few cores: on others threads pack b first, which has tests of its own."""
+    monkeypatch.setattr(matmul, "shares_b", lambda step: False)
+
+
+
 def turned(a: Value, b: Value) -> list[Value]:
     return [transpose(a), b]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlcompute.devices.cpu.gemm import gemm_split_k, matmul
+from mlcompute.devices.cpu.gemm import gemm_shared_b, gemm_split_k, matmul
 from mlcompute.ops.op import Value
 from mlcompute.ops.views import transpose
 from tests.devices.kernels import Bench
@@ -15,7 +15,8 @@ from tests.devices.kernels import Bench
 def slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """A machine with so many cores."""
     count: int = request.param
-    monkeypatch.setattr(gemm_split_k, "machine_slices", lambda: count)
+    for module in (gemm_split_k, gemm_shared_b):
+        monkeypatch.setattr(module, "machine_slices", lambda: count)
     return count
 
 

@@ -46,7 +46,9 @@ class Cpu(Engine):
 
     name = "cpu"
     device_type = DeviceType.CPU
-    traits = Traits(fuses_elementwise=True, channels_last=True, mixes_types=True, attention_by_token=True)
+    traits = Traits(
+        fuses_elementwise=True, channels_last=True, owns_rows=True, mixes_types=True, attention_by_token=True
+    )
     precisions = ("float32", "bf16")
     smallest_bfloat16 = 1 << 14
 
