@@ -6,8 +6,8 @@ python -m benchmarks.large_graphs 20000        so many
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
-import sys
 import time
 
 import mlcompute as mlc
@@ -47,9 +47,11 @@ def measure(kind: str, style: str, layers: int) -> tuple[float, float]:
     return described - start, time.perf_counter() - described
 
 
-def main(words: list[str]) -> None:
+def main() -> None:
     """Print a line per graph."""
-    layers = int(words[0]) if words else 100_000
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.large_graphs", description=__doc__.splitlines()[0])
+    parser.add_argument("layers", nargs="?", type=int, default=100_000)
+    layers: int = parser.parse_args().layers
     print(f"{f'{layers:,} layers, seconds':28} {'describe':>9} {'compile':>9}")
     for kind, style in ROWS:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -59,4 +61,4 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
