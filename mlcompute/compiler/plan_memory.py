@@ -100,7 +100,7 @@ def planned(
     views       `views_of(steps)`, where that is known
     """
     plan = MemoryPlan(views=views_of(steps) if views is None else views)
-    lifetimes = _Lifetimes(steps, plan, workspace, takes_over=reuse and not guard)
+    lifetimes = _Lifetimes(steps, plan, workspace, takes_over=reuse and not guard, owns_rows=owns_rows)
     blocks = lifetimes.found(keep, rerunnable)
     ends = [block.last for block in blocks]
     if lingers or products_linger:
@@ -119,13 +119,21 @@ class _Lifetimes:
     """One walk from the last step to the first: a value is needed from its making to what reads it last.
 
     takes_over   results of elementwise ops may lie where an input lay that nobody needs any more
+    owns_rows    of several such inputs, the one that was made last: whoever made its rows has them in its cache, while
+                 an older one, as an activation is for the gradient, has mostly been read by others, too
     """
 
     def __init__(
-        self, steps: list[Step], plan: MemoryPlan, workspace: Callable[[Step], int] | None, *, takes_over: bool
+        self,
+        steps: list[Step],
+        plan: MemoryPlan,
+        workspace: Callable[[Step], int] | None,
+        *,
+        takes_over: bool,
+        owns_rows: bool,
     ) -> None:
         self.steps, self.plan, self.workspace = steps, plan, workspace
-        self.takes_over = takes_over
+        self.takes_over, self.owns_rows = takes_over, owns_rows
         self.values: list[Value] = []  # what needs memory, from the last to the first, and where it will lie
         self.places: list[Placement] = []
         #: Where values lie that take over memory from each other, and the block of memory that is.
@@ -162,7 +170,8 @@ class _Lifetimes:
                 places.append(Placement(0, needed, index, index))
                 blocks.append(places[-1])
             # What reads the results is known already.
-            in_place = _in_place(step, last, views) if op.elementwise and results and self.takes_over else None
+            can_be_in_place = op.elementwise and results and self.takes_over
+            in_place = _in_place(step, last, views, self.owns_rows) if can_be_in_place else None
             for value in results if len(results) == 1 else reversed(results):
                 if value.kind != "temporary":
                     continue
@@ -273,8 +282,11 @@ def _between_phases(steps: list[Step], views: dict[Value, Value]) -> list[Value]
     return found
 
 
-def _in_place(step: Step, last: Mapping[Value, int], views: dict[Value, Value]) -> dict[Value, Value]:
-    """Results -> inputs that nobody reads later and whose memory they may take over, element by element."""
+def _in_place(step: Step, last: Mapping[Value, int], views: dict[Value, Value], youngest: bool) -> dict[Value, Value]:
+    """Results -> inputs that nobody reads later and whose memory they may take over, element by element.
+
+    youngest   the one made last comes first, else they come as the step has them
+    """
     taken: dict[Value, Value] = {}
     free: list[Value] = []
     viewed: list[Value] = []  # what is read through a view, too, is read where elements do not line up
@@ -285,6 +297,8 @@ def _in_place(step: Step, last: Mapping[Value, int], views: dict[Value, Value]) 
             free.append(value)
     if not free:
         return taken
+    if youngest:
+        free.sort(key=lambda value: -value.index)
     for result in step.results:
         for value in free:
             lines_up = value.shape == result.shape and value.dtype.itemsize == result.dtype.itemsize
