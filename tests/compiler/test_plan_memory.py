@@ -53,6 +53,19 @@ def test_a_chain_of_maps_runs_in_one_place() -> None:
     assert plan.nbytes == c.nbytes
 
 
+@pytest.mark.parametrize("owns_rows", [False, True])
+def test_where_threads_own_rows_the_youngest_input_is_overwritten(owns_rows: bool) -> None:
+    trace = Trace()
+    x = trace.value((8, 8), FLOAT32, "input")
+    old = ops.exp(x)
+    young = ops.matmul(old, x)
+    both = old * young
+    plan = planned(trace.steps, [both], owns_rows=owns_rows)
+    places = plan.placements
+    assert places[both].offset == places[young if owns_rows else old].offset
+    verify_plan(trace.steps, plan, [both])
+
+
 def test_a_value_that_is_read_later_is_not_overwritten() -> None:
     trace = Trace()
     a = feed(trace, (4, 8)) + 1.0
