@@ -8,7 +8,8 @@ from operator import attrgetter
 
 #: Arena offsets are multiples of a cache line, so that vector loads never straddle two for no reason.
 ALIGNMENT = 64
-#: By size, which is slower, is tried only for so many blocks. More than this share of an arena is wasted.
+#: By size, which is slower, is tried only for so many blocks. An arena is small enough that is larger by this share
+#: than what is in use at a time.
 MOST_SORTED_BLOCKS = 1000
 WASTE = 0.02
 #: Bytes from which on it matters who has written a block before, and of how many such blocks and gaps that is known.
@@ -51,7 +52,7 @@ def assign_offsets(blocks: list[Placement], reuse: bool = True, guard: int = 0, 
         if found[-1][0] <= busiest * (1 + WASTE):
             break
     least = min(end for end, _, _ in found)
-    _, offsets = next((end, offsets) for end, again, offsets in found if end <= least * (1 + WASTE * again))
+    offsets = next(offsets for end, again, offsets in found if end <= least * (1 + WASTE * again))
     for block, offset in zip(blocks, offsets, strict=True):
         block.offset = offset
 

@@ -2,7 +2,7 @@
 
     a (m, k), rows or columns contiguous     b (k, n), rows or columns contiguous     ->     y (m, n), dense
 
-Of many cores some are slow, by half seen where they are virtual, and all wait for the slowest. So work is cut into
+Of many cores some are slow, above all where they are virtual, and all wait for the slowest. So work is cut into
 pieces that others take over. `gemm_blocked` packs the panel of a piece for itself, which a piece of a few rows does not
 pay for; here all threads pack b first, each some of it, and meet. Sums are those of `gemm_blocked`, bitwise.
 """
