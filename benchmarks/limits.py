@@ -4,8 +4,8 @@
 
 "floor" is the time that the step's products and convolutions, counted as plain sums, would take at the rate of a large
 float32 product (the fastest of NumPy's BLAS, oneDNN and our own gemm): no less, except by Winograd's form, which
-multiplies less. "of sgemm" is the floor divided by the fastest step. The other columns are shares of the kernels' time,
-each kernel alone and at its fastest: products and convolutions, attention, recurrent layers, updates, all other loops.
+multiplies less. "of sgemm" is the floor divided by the fastest step. The other columns are shares of the step, each
+kernel at its fastest: products and convolutions, attention, recurrent layers, updates, all other loops.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import limits, measure, table
+from benchmarks import limits, measure, table, thread_trace
 from benchmarks.__main__ import main
 from benchmarks.contenders import CONTENDERS, Contender, pytorch
 from benchmarks.contenders import ours as mlcompute
@@ -271,3 +272,15 @@ def test_processes_take_turns(tmp_path, capsys) -> None:
     assert set(found["1"]) == {"alone"}
     assert set(found["2"]) == {"alone", "without exchange", "at the slowest", "group"}
     assert all(len(rounds) == 2 and min(rounds) > 0 for rounds in found["2"].values())
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_what_threads_do_in_a_step(each, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["thread_trace", "mlp1", "--steps", "3", *(["--each"] if each else [])])
+    thread_trace.main()
+    head, columns, *rows = capsys.readouterr().out.splitlines()
+    assert "ms at best" in head
+    assert "barriers" in head
+    assert columns.split() == ["count", "run", "slowest", "waits", "estimate", "kernel"]
+    assert any("gemm" in row for row in rows)
+    assert sum(int(row.split()[0]) for row in rows) == int(re.search(r"(\d+) kernels", head)[1])

@@ -359,8 +359,8 @@ class Profile:
     seconds: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     started: float = field(default_factory=time.perf_counter)
 
-    def add(self, step: Step, seconds: float) -> None:
-        """Count time for the layer a step came from."""
+    def add(self, step: Step, seconds: float, start: float | None = None) -> None:
+        """Count time for the layer a step came from; `start`: when it began, if that is not so many seconds ago."""
         self.seconds[step.layer or "(graph)", step.phase] += seconds
 
     def __str__(self) -> str:

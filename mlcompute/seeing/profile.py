@@ -89,7 +89,7 @@ class GraphProfile:
 
     @property
     def total(self) -> float:
-        """Sum of all rows: more than `step_time`, because the clock is read between kernels."""
+        """Sum of all rows: about `step_time` on a CPU; more on a GPU, whose kernels are timed one after the other."""
         return sum(row.seconds for row in self.rows)
 
     @property
@@ -158,8 +158,8 @@ class _Recording(Profile):
         super().__init__()
         self.events: list[tuple[Step, float, float]] = []
 
-    def add(self, step: Step, seconds: float) -> None:
-        self.events.append((step, time.perf_counter() - seconds, seconds))
+    def add(self, step: Step, seconds: float, start: float | None = None) -> None:
+        self.events.append((step, time.perf_counter() - seconds if start is None else start, seconds))
 
 
 def profile(

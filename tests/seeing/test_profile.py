@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mlcompute as mlc
-from mlcompute.devices.cpu.executable import CpuExecutable
+from mlcompute.device import cpu_engine
 from tests.nets import Regression, assert_same, cpu, normal, sgd, values_of
 from tests.seeing.nets import HOSTILE, Classifier
 
@@ -38,23 +38,16 @@ def test_time_per_layer_and_pass() -> None:
     assert lines[-1].startswith("total, update")
 
 
-def test_only_kernels_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Getting ready to run a kernel by itself takes longer than a small kernel, and is none of its time."""
-    prepare = CpuExecutable._native
-    waited = 0.0
-
-    def slowly(self: CpuExecutable, entries: list[Any]) -> Any:
-        nonlocal waited
-        if len(entries) == 1:
-            time.sleep(0.05)
-            waited += 0.05
-        return prepare(self, entries)
-
-    monkeypatch.setattr(CpuExecutable, "_native", slowly)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_kernels_are_timed_within_the_step(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other without gaps, waits included: together they are the run as it always is."""
+    monkeypatch.setattr(cpu_engine(), "threads", threads)
     net = Classifier()
-    profile = net.training.profile(net.inputs, net.labels, steps=1)
-    assert waited > 0.5
-    assert profile.total < waited / 2
+    profile = net.training.profile(net.inputs, net.labels, steps=3)
+    for run in profile.runs:
+        for event, following in itertools.pairwise(run):
+            assert event.start + event.seconds == pytest.approx(following.start, abs=1e-7)
+        assert run[-1].start + run[-1].seconds - run[0].start == pytest.approx(sum(event.seconds for event in run))
 
 
 def test_nothing_notices_it() -> None:

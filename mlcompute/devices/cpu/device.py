@@ -86,12 +86,12 @@ class Cpu(Engine):
                     self._stop_team.atexit = False
         return team
 
-    def run_together(self, threads: int, job: int, useful: int) -> None:
-        """Run a program (the address of its run arguments) on some threads of a team.
+    def run_together(self, threads: int, job: int, useful: int, *, traced: bool = False) -> None:
+        """Run a program (the address of its run arguments) on some threads of a team; `traced`: see `Team.run_traced`.
 
         Whoever compiles for another number of threads meanwhile may have stopped the team before it was given the job.
         """
-        while not self.team_of(threads).run(job, useful):
+        while not (self.team_of(threads).run_traced if traced else self.team_of(threads).run)(job, useful):
             pass
 
     def facts(self) -> dict[str, str]:

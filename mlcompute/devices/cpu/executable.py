@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -22,11 +22,11 @@ from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.like_steps import Kinds, LikeSteps
 from mlcompute.devices.cpu.runtime.memory import address_of
 from mlcompute.devices.cpu.runtime.schedule import schedule, useful_threads
-from mlcompute.devices.cpu.runtime.threads import ALONE, BARRIER_WORDS, FAILED, FLUSH, team_codes
+from mlcompute.devices.cpu.runtime.threads import ALONE, BARRIER_WORDS, BEGAN, ENDED, FAILED, FLUSH, team_codes
 from mlcompute.devices.device import Buffer, Engine, Executable, Profile
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.devices.scalars import Scalars
-from mlcompute.errors import ExecutionError
+from mlcompute.errors import DeviceError, ExecutionError
 from mlcompute.ops.op import Array, Step, Value, overwritten_by, run_meaning
 
 if TYPE_CHECKING:
@@ -38,12 +38,17 @@ _FEW = 64
 
 @dataclass(eq=False)
 class _Segment:
-    """Part of a pass: native entries run in one call, or one step by its NumPy meaning."""
+    """Part of a pass: native entries run in one call, or one step by its NumPy meaning.
 
-    job: Array | None = None
+    job, tape  what `tape_runner` reads; `address`: of the job
+    rows       which calls of the program they are
+    """
+
+    job: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     tape: Array | None = None
     address: int = 0
     threads: int = 1
+    rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     step: Step | None = None
 
 
@@ -343,7 +348,7 @@ class CpuExecutable(Executable):
         first_product.wait()
         openmp = (library.omp_get_max_threads, library.omp_set_num_threads) if library is not None else (0, 0)
         job = np.array([address_of(tape), len(calls), address_of(self._barrier), *openmp], np.int64)
-        return _Segment(job, tape, address_of(job), 1 if alone.all() else threads)
+        return _Segment(job, tape, address_of(job), 1 if alone.all() else threads, rows)
 
     # Running ----------------------------------------------------------------------------------------------------
 
@@ -395,25 +400,42 @@ class CpuExecutable(Executable):
         return list(dict.fromkeys(f"{value.kind} '{value.label}'" for step in done for value in overwritten_by(step)))
 
     def _run_profiled(self, phases: Sequence[str], profile: Profile) -> None:
-        """Entry by entry, each timed by itself; all are prepared before the first clock is read."""
-        alone: list[tuple[Step, _Segment | None]] = []
-        without = iter([*self._without, (len(self._calls) + 1, None)])
-        before, step = next(without)
-        for row, own in enumerate([*self._calls.steps, None]):
-            while before <= row and step is not None:
-                alone += [(step, None)] if step.phase in phases else []
-                before, step = next(without)
-            if own is not None and own.phase in phases:
-                alone.append((own, self._native(np.array([row]))))
-        for step, segment in alone:
+        """As it always runs, and every thread reads the clock at every entry.
+
+        An entry takes until the calling thread begins the next one: with its wait for the others, if there is one.
+        """
+        for segment in self._segments(phases):
             start = time.perf_counter()
-            if segment is None:
-                self._fall_back(step)
-            else:
-                self.engine.run_together(self._threads, segment.address, segment.threads)
-                if self._flags[FAILED]:
-                    self._fail(phases)
-            profile.add(step, time.perf_counter() - start)
+            if segment.step is not None:
+                self._fall_back(segment.step)
+                profile.add(segment.step, time.perf_counter() - start, start)
+                continue
+            times = self._traced(segment, phases)
+            seconds = time.perf_counter() - start
+            mine = np.append(times[0, :, BEGAN], times[0, -1, ENDED])
+            # The clock has a unit of its own: from the first entry to the last it is the time the call took.
+            mine = (mine - mine[0]) * (seconds / max(1, mine[-1] - mine[0]))
+            for row, began, took in zip(segment.rows.tolist(), mine[:-1].tolist(), np.diff(mine).tolist(), strict=True):
+                profile.add(self._calls.steps[row], took, start + began)
+
+    def trace(self, phases: Sequence[str]) -> list[tuple[list[Entry], Array, Array]]:
+        """Run, and say what every thread does: entries, their turns (see `threads`), and times as of `_traced`."""
+        found = []
+        for segment in self._segments(phases):
+            if segment.tape is None:
+                raise DeviceError("a step of this program has no native kernel, and none is traced without threads")
+            entries = [self._calls.entries[number] for number in self._calls.which[segment.rows].tolist()]
+            found.append((entries, segment.tape[:, 2], self._traced(segment, phases)))
+        return found
+
+    def _traced(self, segment: _Segment, phases: Sequence[str]) -> Array:
+        """Run a segment. When each thread arrived at, began and ended each of its entries, in ticks of a clock."""
+        times = np.zeros((segment.threads, len(segment.rows), 3), np.int64)
+        job = np.append(segment.job, address_of(times))
+        self.engine.run_together(self._threads, address_of(job), segment.threads, traced=True)
+        if self._flags[FAILED]:
+            self._fail(phases)
+        return times
 
     def _fall_back(self, step: Step) -> None:
         """A step without a native kernel, by its NumPy meaning; the printed plan says so."""

@@ -25,8 +25,11 @@ KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 #: A thread's number and how many there are, made once: a small step notices what converting them takes.
 _FIRST, _THREADS = ctypes.c_int64(0), [ctypes.c_int64(count) for count in range(MAX_THREADS + 1)]
 
-#: Words of a program's run arguments: its entries, their number, the barrier, and OpenMP's two functions (or 0).
-TAPE, COUNT, BARRIER, OMP_GET, OMP_SET = range(5)
+#: Words of a program's run arguments: its entries, their number, the barrier, OpenMP's two functions (or 0), and where
+#: a traced run writes its times.
+TAPE, COUNT, BARRIER, OMP_GET, OMP_SET, TIMES = range(6)
+#: Times of one entry on one thread: it arrives at the barrier before the entry, begins the entry, has finished it.
+ARRIVED, BEGAN, ENDED = range(3)
 #: Words of one entry: kernel, its arguments, its turn, where it stores a failure (or 0).
 ENTRY_WORDS = 4
 #: Turns: a barrier precedes the entry; the first thread runs it alone; subnormal numbers are 0 in it.
@@ -132,10 +135,34 @@ def tape_runner() -> Code:
     back at the end: other libraries of the process may share the same OpenMP. So are the signals that the caller, who
     is thread 0, lets through; workers never do.
     """
-    return _code("run_tape", _write_tape_runner)
+    return _code("run_tape", lambda code: _write_tape_runner(code, None))
 
 
-def _write_tape_runner(code: Code) -> None:
+def traced_tape_runner() -> Code:
+    """The same, and every thread reads a clock at every entry: int64 times (threads, entries, `ARRIVED` to `ENDED`)."""
+
+    def write(code: Code) -> None:
+        times, count = code.argument(TIMES, "ptr"), code.argument(COUNT)
+
+        def note(entry: str, which: int) -> None:
+            place = code.add(code.mul(code.add(code.mul("%thread", count), entry), 3), which)
+            code.do(f"store i64 {_ticks(code)}, ptr {_word(code, times, place)}")
+
+        _write_tape_runner(code, note)
+
+    return _code("run_tape_traced", write)
+
+
+def _ticks(code: Code) -> str:
+    """A clock that all cores share and any program may read, in a unit of the machine's."""
+    if platform.machine() in ("aarch64", "arm64", "ARM64"):
+        return code.let('call i64 asm sideeffect "mrs $0, cntvct_el0", "=r"()')
+    code.declare("i64 @llvm.readcyclecounter()")
+    return code.let("call i64 @llvm.readcyclecounter()")
+
+
+def _write_tape_runner(code: Code, note: Callable[[str, int], None] | None) -> None:
+    """`note`: writes down the time of an entry."""
     is_caller = code.let("icmp eq i64 %thread, 0")
     signals = code.variable("ptr", "null")
     with code.when(is_caller):
@@ -155,9 +182,13 @@ def _write_tape_runner(code: Code) -> None:
         turn = code.let(f"load i64, ptr {_word(code, entry, 2)}")
         waits = code.let(f"icmp ne i64 {code.let(f'and i64 {turn}, {WAIT}')}, 0")
         is_alone = code.let(f"icmp ne i64 {code.let(f'and i64 {turn}, {ALONE}')}, 0")
+        if note is not None:
+            note(index, ARRIVED)
         with code.when(code.let(f"and i1 {waits}, {together}")), code.when(_is_zero(code, stopped)):
             _barrier(code, barrier)
             code.set("i64", stopped, _acquire(code, _word(code, barrier, _STOPPED)))
+        if note is not None:
+            note(index, BEGAN)
         threads = code.let(f"select i1 {is_alone}, i64 1, i64 %threads")
         takes_part = code.let(f"icmp slt i64 %thread, {threads}")
         is_fine = code.let(f"or i1 {_is_zero(code, failed_alone)}, {code.let(f'xor i1 {is_alone}, true')}")
@@ -185,6 +216,8 @@ def _write_tape_runner(code: Code) -> None:
                     code.set("i64", stopped, code.let(f"select i1 {together}, i64 0, i64 1"))
                     with code.when(is_alone):
                         code.set("i64", failed_alone, "1")
+        if note is not None:
+            note(index, ENDED)
     with code.when(has_omp):
         code.do(f"call void {omp_set}(i32 {code.get('i32', before)})")
     with code.when(is_caller):
@@ -412,7 +445,7 @@ class Team:
     def __init__(self, size: int) -> None:
         self.size = size
         run_tape, serve, leader, stopper = kernel_cache.addresses(team_codes())
-        self._run_tape = KERNEL(run_tape)
+        self._run_tape, self._plain = KERNEL(run_tape), run_tape
         self._lead, self._stop = KERNEL(leader), KERNEL(stopper)
         self._state = allocate(8 * _STATE_WORDS).host.view(np.int64)
         self._address = self._state.ctypes.data
@@ -445,6 +478,22 @@ class Team:
                 return False
             self._words[_JOB] = job
             self._lead(_FIRST, _THREADS[min(threads, self.size)], self._where)
+            return True
+
+    def run_traced(self, job: int, threads: int) -> bool:
+        """The same, and every thread writes down when it does what: see `traced_tape_runner`."""
+        (traced,) = kernel_cache.addresses([traced_tape_runner()])
+        if threads == 1 or self.size == 1:
+            KERNEL(traced)(0, 1, job)
+            return True
+        with self._lock:
+            if self._is_stopped:
+                return False
+            self._state[_RUN_TAPE], self._state[_JOB] = traced, job
+            try:
+                self._lead(0, min(threads, self.size), self._address)
+            finally:
+                self._state[_RUN_TAPE] = self._plain
             return True
 
     def forget(self) -> None:
