@@ -164,16 +164,18 @@ def test_state_layout(config: Config, names: tuple[str, ...]) -> None:
 
 def test_scalars() -> None:
     adam = AdamOptimizer(OptimizerDescriptor(learning_rate=0.5))
-    assert adam.scalar_names == ("step_size", "clip_min", "clip_max")
+    assert adam.scalar_names == ("step_size",)
     assert adam.scalars(1)["step_size"] == pytest.approx(0.5 * math.sqrt(0.001) / 0.1, rel=1e-12)
     assert adam.scalars(10**6)["step_size"] == 0.5
     assert AdamWOptimizer(OptimizerDescriptor(learning_rate=0.5)).scalar_names == adam.scalar_names
     decayed = AdamWOptimizer(OptimizerDescriptor(learning_rate=0.5, regularization_type=L2, regularization_scale=0.1))
-    assert decayed.scalar_names == ("step_size", "learning_rate", "weight_decay", "clip_min", "clip_max")
+    assert decayed.scalar_names == ("step_size", "learning_rate", "weight_decay")
     normed = SGDOptimizer(OptimizerDescriptor(learning_rate=0.5, gradient_clipping_type=BY_NORM))
-    assert normed.scalars(1) == {"learning_rate": 0.5, "clip_norm": math.inf}
+    assert normed.scalars(1) == {"learning_rate": 0.5}
     normed.applies_gradient_clipping = True
     assert normed.scalars(1) == {"learning_rate": 0.5, "clip_norm": 1.0}
+    normed.applies_gradient_clipping = False
+    assert normed.scalars(1) == {"learning_rate": 0.5, "clip_norm": math.inf}
 
 
 def test_adamw_ignores_the_scale_without_a_type() -> None:

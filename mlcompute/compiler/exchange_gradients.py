@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from mlcompute import ops
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.program import Program
-from mlcompute.enums import GradientClippingType
 from mlcompute.ops.op import FLOAT32, Step, Trace, Value
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.tensor import Tensor
@@ -37,8 +36,7 @@ def group_norm(group: int) -> str:
 def norm_names(optimizer: Optimizer) -> list[str]:
     """The norms over several gradients that an update reads."""
     names = [group_norm(index) for index, group in enumerate(optimizer.groups) if group.clip_norm is not None]
-    by_norm = optimizer.gradient_clipping_type == GradientClippingType.BY_GLOBAL_NORM
-    return [GLOBAL_NORM, *names] if by_norm and not optimizer.custom_global_norm else names
+    return [GLOBAL_NORM, *names] if optimizer.clips_jointly and not optimizer.custom_global_norm else names
 
 
 def exchange_gradients(steps: list[Step], context: Context) -> list[Step]:

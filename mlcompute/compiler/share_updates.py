@@ -14,7 +14,6 @@ from mlcompute.compiler.fuse_elementwise import FUSED_ASSIGN, fused
 from mlcompute.compiler.schedule_updates import store_early
 from mlcompute.compiler.simplify import simplified
 from mlcompute.compiler.update import Updated, update
-from mlcompute.enums import GradientClippingType
 from mlcompute.ops.op import Step, Trace, Value, overwritten_by
 from mlcompute.optimizers.optimizer import Members, Optimizer
 
@@ -78,8 +77,7 @@ def _pattern(
     groups: Members,
 ) -> _Pattern | None:
     """What updating such a parameter comes to, if it is a single fused step."""
-    clips_jointly = optimizer.gradient_clipping_type == GradientClippingType.BY_GLOBAL_NORM
-    if clips_jointly or optimizer.clipping_group(groups) is not None:
+    if optimizer.clips_jointly or optimizer.clipping_group(groups) is not None:
         return None
     inner = Trace(phase="update")
     w, g, state = parameter

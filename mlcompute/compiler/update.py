@@ -39,7 +39,7 @@ def update(
     members = members or {}
     parameters = _clipped_by_groups(optimizer, parameters, scalars, members)
     common = None
-    if optimizer.gradient_clipping_type == GradientClippingType.BY_GLOBAL_NORM and parameters:
+    if optimizer.clips_jointly and parameters:
         norm = scalars.get(GLOBAL_NORM)
         if norm is None:
             norm = _global_norm(trace, optimizer, [g for _, g, _ in parameters])
@@ -132,6 +132,8 @@ def _compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def _clip(optimizer: Optimizer, g: Value, scalars: Mapping[str, Value], common: Value | None) -> Value:
     """The clipped gradient. Switched off, all limits are infinite and g passes bitwise, NaN and infinity too."""
+    if not optimizer.has_clipping:
+        return g
     if optimizer.gradient_clipping_type == GradientClippingType.BY_VALUE:
         least, most = (ops.convert(scalars[name], g.dtype) for name in ("clip_min", "clip_max"))
         return ops.minimum(ops.maximum(g, least), most)

@@ -68,7 +68,8 @@ class Optimizer(ABC):
     groups  parameters with settings of their own; the others have those of the optimizer
 
     `learning_rate`, `weight_decay`, `applies_gradient_clipping` and the settings of groups may change; they take effect
-    at the next update, without compiling anything again. A copy is independent and equal.
+    at the next update. Only a term that the update did not have before, as clipping that is switched on for the first
+    time, compiles anything again. A copy is independent and equal.
 
     State belongs to an optimizer and a tensor, as in PyTorch: training graphs with one optimizer and the same
     parameters share moments and step count; graphs with disjoint parameters have a count each. Updates that went by
@@ -135,7 +136,7 @@ class Optimizer(ABC):
         self._learning_rate = descriptor.learning_rate
         self._warned_about_rate = False
         self._look_at_rate()
-        self._applies_gradient_clipping = descriptor.applies_gradient_clipping
+        self._applies_gradient_clipping = self._has_clipping = descriptor.applies_gradient_clipping
         self._penalty_type = descriptor.regularization_type
         self._weight_decay = descriptor.regularization_scale
         #: Number of the next update; rules that do not count leave it at 1.
@@ -284,6 +285,19 @@ class Optimizer(ABC):
     @applies_gradient_clipping.setter
     def applies_gradient_clipping(self, value: bool) -> None:
         self._applies_gradient_clipping = bool(value)
+        if value and not self._has_clipping:
+            self._has_clipping = True
+            self.outdated()
+
+    @property
+    def has_clipping(self) -> bool:
+        """Do updates have steps that clip? Since that was first switched on; off again, their limits are infinite."""
+        return self._has_clipping
+
+    @property
+    def clips_jointly(self) -> bool:
+        """Does clipping wait for the norm of all gradients together?"""
+        return self._has_clipping and self._descriptor.gradient_clipping_type is GradientClippingType.BY_GLOBAL_NORM
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
@@ -364,6 +378,8 @@ class Optimizer(ABC):
 
     def _limits(self) -> dict[str, float]:
         """The numbers clipping reads; infinities switch it off."""
+        if not self._has_clipping:
+            return {}
         by_value = self._descriptor.gradient_clipping_type is _BY_VALUE
         if not self._applies_gradient_clipping:
             return _NO_CLIPPING_BY_VALUE if by_value else _NO_CLIPPING_BY_NORM

@@ -26,7 +26,7 @@ from mlcompute.devices.cpu.runtime.threads import ALONE, BARRIER_WORDS, BEGAN, E
 from mlcompute.devices.device import Buffer, Engine, Executable, Profile
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.devices.scalars import Scalars
-from mlcompute.errors import DeviceError, ExecutionError
+from mlcompute.errors import ExecutionError
 from mlcompute.ops.op import Array, Step, Value, overwritten_by, run_meaning
 
 if TYPE_CHECKING:
@@ -419,11 +419,16 @@ class CpuExecutable(Executable):
                 profile.add(self._calls.steps[row], took, start + began)
 
     def trace(self, phases: Sequence[str]) -> list[tuple[list[Entry], Array, Array]]:
-        """Run, and say what every thread does: entries, their turns (see `threads`), and times as of `_traced`."""
+        """Run, and say what every thread does: entries, their turns (see `threads`), and times as of `_traced`.
+
+        Steps without a kernel are run, and left out.
+        """
         found = []
         for segment in self._segments(phases):
             if segment.tape is None:
-                raise DeviceError("a step of this program has no native kernel, and none is traced without threads")
+                assert segment.step is not None
+                self._fall_back(segment.step)
+                continue
             entries = [self._calls.entries[number] for number in self._calls.which[segment.rows].tolist()]
             found.append((entries, segment.tape[:, 2], self._traced(segment, phases)))
         return found
