@@ -193,7 +193,7 @@ def test_further_networks_have_the_sizes_of_their_kinds():
 def test_this_version_against_another() -> None:
     """Here: against itself."""
     root = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "benchmarks.against", str(root), "--only", "mlp1", "--rounds", "1"]
+    command = [sys.executable, "-m", "benchmarks.against", str(root), "--only", "mlp1", "--turns", "2"]
     shown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=300).stdout
     assert shown.splitlines()[0].split()[:3] == ["workload", "before", "ms"]
     assert shown.splitlines()[1].startswith("mlp1 ")
@@ -219,7 +219,7 @@ def test_kernels_of_a_step_have_columns() -> None:
 
 def test_compile_times_are_printed() -> None:
     root = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "benchmarks.compile_time", "--only", "mlp1", "--rounds", "1"]
+    command = [sys.executable, "-m", "benchmarks.compile_time", "--only", "mlp1", "--turns", "2"]
     shown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=300).stdout
     name, *seconds = shown.splitlines()[1].split()
     assert name == "mlp1"
