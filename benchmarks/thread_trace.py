@@ -25,6 +25,7 @@ def trace(name: str, steps: int) -> tuple[list[Any], Any, Any, list[float]]:
     from benchmarks.contenders import ours
     from benchmarks.workloads import ALL
     from mlcompute.devices import engine_of
+    from mlcompute.devices.aligned_memory import aligned
     from mlcompute.devices.cpu.executable import CpuExecutable
     from mlcompute.devices.cpu.runtime.threads import ARRIVED, BEGAN, ENDED
     from mlcompute.runtime.call_data import named_data
@@ -41,7 +42,8 @@ def trace(name: str, steps: int) -> tuple[list[Any], Any, Any, list[float]]:
     data = named_data(session, "trace", described.inputs, described.labels, None)
     executable = engine.build(program, engine.allocate(program.plan.nbytes))
     assert isinstance(executable, CpuExecutable)
-    executable.run_once(engine, phases, bindings_of_copies("trace", session, program, phases, data))
+    copies = bindings_of_copies("trace", session, program, phases, data)
+    executable.run_once(engine, phases, {value: aligned(array) for value, array in copies.items()})
     for _ in range(steps // 4):
         executable.run(phases)
     found = []

@@ -219,7 +219,7 @@ def test_kernels_of_a_step_have_columns() -> None:
 
 def test_compile_times_are_printed() -> None:
     root = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "benchmarks.compile_time", "--only", "mlp1", "--turns", "2"]
+    command = [sys.executable, "-m", "benchmarks.compile_time", "--only", "mlp1", "--rounds", "1"]
     shown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=300).stdout
     name, *seconds = shown.splitlines()[1].split()
     assert name == "mlp1"

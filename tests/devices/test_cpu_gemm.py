@@ -9,7 +9,7 @@ import pytest
 
 from mlcompute.devices.cpu.codegen import loops
 from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
-from mlcompute.devices.cpu.gemm import gemm_blocked, matmul, packed_gemm
+from mlcompute.devices.cpu.gemm import gemm_blocked, gemm_tn, matmul, packed_gemm
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.runtime.threads import KERNEL
 from mlcompute.ops.op import Array, Value
@@ -21,8 +21,10 @@ SIZES = [(1, 1, 1), (3, 7, 5), (16, 16, 16), (7, 33, 40), (37, 100, 300), (14, 1
 
 @pytest.fixture(autouse=True)
 def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine of few cores: on others threads pack b first, which has tests of its own."""
+    """All samples at once, and no b that threads pack first: both have tests of their own."""
     monkeypatch.setattr(matmul, "shares_b", lambda step: False)
+    for module in (matmul, gemm_tn):
+        monkeypatch.setattr(module, "suits_slices", lambda step: False)
 
 
 

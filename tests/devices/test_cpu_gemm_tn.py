@@ -32,8 +32,10 @@ LARGE = [(129, 64, 64), (200, 70, 1500), (512, 130, 700), (100, 200, 3001), (300
 
 @pytest.fixture(autouse=True)
 def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine of few cores: on others threads pack b first, which has tests of its own."""
+    """All samples at once, and no b that threads pack first: both have tests of their own."""
     monkeypatch.setattr(matmul, "shares_b", lambda step: False)
+    for module in (matmul, gemm_tn):
+        monkeypatch.setattr(module, "suits_slices", lambda step: False)
 
 
 

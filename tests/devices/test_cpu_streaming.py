@@ -1,4 +1,4 @@
-"""What other processes read is stored past the caches: the same bits, wherever it begins and whoever shares a loop."""
+"""What other processes or threads read is stored past the caches: the same bits, wherever it begins."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.codegen.streaming import has_streaming_stores
 from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.cpu.kernels import elementwise
-from mlcompute.devices.cpu.runtime import schedule
+from mlcompute.devices.cpu.runtime import schedule, threads
 from mlcompute.devices.loop_nest import LoopNest, Operands, elementwise_nest
 from mlcompute.ops.op import Array, Value, inner_steps
+from tests.devices.tapes import dense_layers, tape
 
 GUARD = 256
 
@@ -54,10 +55,10 @@ def updated(engine: Cpu, shape: tuple[int, ...], offset: int, *, streams: bool) 
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (16,), (63,), (1000,), (9, 33), (40, 48), (4099,)])
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_the_same_bits(shape: tuple[int, ...], threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_the_same_bits(shape: tuple[int, ...], number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "WORTH_SHARING", 1e-9)
-    engine = Cpu(threads)
+    engine = Cpu(number)
     expected = updated(Cpu(1), shape, 0, streams=False)
     for offset in (0, 4, 32, 60):
         assert updated(engine, shape, offset, streams=True) == expected
@@ -85,10 +86,34 @@ def test_only_new_parameters_are_streamed() -> None:
     assert nest_of(streams=True).structure() != nest_of(streams=False).structure()
 
 
-@pytest.mark.skipif(not has_streaming_stores(), reason="this machine's stores are all ordinary ones")
-def test_streams_are_finished_before_anything_else_is_stored() -> None:
-    """Other processes are told by an ordinary store that they may read."""
-    streamed = text(nest_of(streams=True))
-    assert streamed.count("!nontemporal") == 1
-    assert streamed.index("!nontemporal") < streamed.index("call void @llvm.x86.sse.sfence()")
+needs_streaming = pytest.mark.skipif(not has_streaming_stores(), reason="this machine's stores are all ordinary ones")
+
+
+@needs_streaming
+def test_what_is_streamed() -> None:
+    assert text(nest_of(streams=True)).count("!nontemporal") == 1
     assert "nontemporal" not in text(nest_of(streams=False))
+
+
+@needs_streaming
+def test_streams_are_finished_behind_a_kernel_that_streams() -> None:
+    """Others are told by an ordinary store that they may read."""
+    runner = threads.tape_runner().text()
+    assert runner.index("call void %") < runner.index("call void @llvm.x86.sse.sfence()")
+
+
+@pytest.mark.parametrize(("rows", "number", "streams"), [(512, 2, True), (512, 1, False), (8, 2, False)])
+def test_weights_that_other_threads_read_are_streamed(
+    rows: int, number: int, streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many rows every thread multiplies its own with all weights; of a few, all rows with weights of its own."""
+    monkeypatch.setattr(schedule, "WORTH_SHARING", 1e-9)
+    updates = [
+        bool(turn & threads.STREAM)
+        for entry, turn in tape(dense_layers(rows, 256), number)
+        if entry.step.phase == "update" and any(one.base.shape == (256, 256) for one in entry.writes)
+    ]
+    assert updates
+    assert all(one == streams for one in updates)
+    biases = [turn for entry, turn in tape(dense_layers(rows, 256), number) if entry.writes[0].base.shape == (256,)]
+    assert not any(turn & threads.STREAM for turn in biases)

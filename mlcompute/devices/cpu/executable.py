@@ -22,7 +22,7 @@ from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.like_steps import Kinds, LikeSteps
 from mlcompute.devices.cpu.runtime.memory import address_of
 from mlcompute.devices.cpu.runtime.schedule import schedule, useful_threads
-from mlcompute.devices.cpu.runtime.threads import ALONE, BARRIER_WORDS, BEGAN, ENDED, FAILED, FLUSH, team_codes
+from mlcompute.devices.cpu.runtime.threads import ALONE, BARRIER_WORDS, BEGAN, ENDED, FAILED, FLUSH, STREAM, team_codes
 from mlcompute.devices.device import Buffer, Engine, Executable, Profile
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.devices.scalars import Scalars
@@ -84,6 +84,8 @@ class CpuExecutable(Executable):
         codes += team_codes()
         kernels = dict(zip(codes, kernel_cache.addresses(codes), strict=True))
         self._kernels = {entry: kernels[entry.code] for entry in entries}
+        #: Calls that write what other threads read.
+        self._for_others = self._calls.writes_for_others(self._memory)
         self._set_statuses(by_entry)
         self._set_arguments(by_entry, {entry: _numbers(entry, kernels) for entry in entries})
         self._setters: dict[Value, list[tuple[int, Callable[[int], None]]]] = {}
@@ -342,7 +344,11 @@ class CpuExecutable(Executable):
         tape = np.zeros((len(calls), 4), np.int64)
         tape[:, 0] = np.array([self._kernels.get(entry, 0) for entry in calls.entries], np.int64)[calls.which]
         tape[:, 1] = address_of(self._words) + 8 * self._starts[rows]
-        tape[:, 2] = turns | np.where(np.isin(calls.phases, self._numbers_of(["update"])), FLUSH, 0)
+        updates = np.isin(calls.phases, self._numbers_of(["update"]))
+        streams = np.array([entry.streams for entry in calls.entries], np.bool_)[calls.which]
+        if threads > 1:
+            streams |= updates & ~alone & self._for_others[rows]
+        tape[:, 2] = turns | np.where(updates, FLUSH, 0) | np.where(streams, STREAM, 0)
         tape[:, 3] = self._status_of[rows]
         library = onednn.load()
         first_product.wait()

@@ -3,7 +3,7 @@
 A kernel is `void kernel(i64 call, i64 threads, ptr arguments)`; `arguments` is an array of 64-bit words holding
 pointers and extents, so that one compiled kernel serves all buffers, sizes and batches. `call` is the number of the
 thread, `%thread`. Where the work of a thread is cut into pieces, the piece, how many there are, and who runs it are in
-its higher bits: other threads take over pieces of a slow one.
+its higher bits: other threads take over pieces of a slow one. So is whether other threads read new parameters next.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import numpy as np
 from mlcompute.devices.cpu.runtime.machine import vector_lanes as vector_lanes
 from mlcompute.ops.bfloat16 import is_bfloat16
 
-#: Bits of a call: the thread whose work it is; which piece of it; of how many; and the difference (xor) to who runs it.
-THREAD_MASK, PIECE_BITS, PIECES_BITS, WORKER_BITS = 0xFFFF, 16, 24, 32
+#: Bits of a call: the thread whose work it is; which piece of it; of how many; the difference (xor) to who runs it; and
+#: whether parameters are stored past the caches.
+THREAD_MASK, PIECE_BITS, PIECES_BITS, WORKER_BITS, STREAM_BIT = 0xFFFF, 16, 24, 32, 48
 
 
 class _MemoryTypes(dict[np.dtype[Any], str]):
@@ -245,7 +246,12 @@ class Code:
 
     def worker(self) -> str:
         """The thread that runs this call, which may be another than the one whose work it is."""
-        return self.let(f"xor i64 %thread, {self.let(f'lshr i64 %call, {WORKER_BITS}')}")
+        difference = self.let(f"and i64 {self.let(f'lshr i64 %call, {WORKER_BITS}')}, {THREAD_MASK}")
+        return self.let(f"xor i64 %thread, {difference}")
+
+    def stream_bit(self) -> str:
+        """The bit of this call that says whether parameters are stored past the caches, for calls of other kernels."""
+        return self.let(f"and i64 %call, {1 << STREAM_BIT}")
 
     # Memory ---------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
-"""Streaming stores: vectors that go to memory past the caches, for other processes to read.
+"""Streaming stores: vectors that go to memory past the caches, for other processes or threads to read.
 
 A core that writes a line which another one has read must first take it away from there, which takes several times as
 long as the store, and ten times where the two do not share a cache. Past the caches there is nothing to be taken away:
-the other core then reads it from memory, in order, as prefetchers expect.
+the other core then reads it from memory, in order, as prefetchers expect. Programs say which of their kernels stream,
+and finish that behind each of them (`runtime/threads.py`).
 """
 
 from __future__ import annotations
@@ -27,5 +28,6 @@ def stream(code: Code, pointer: str, type_: str, value: str) -> None:
 
 def finish_streaming(code: Code) -> None:
     """Nothing that is stored from here on is seen before what was streamed: they do not keep the order of others."""
-    code.declare("void @llvm.x86.sse.sfence()")
-    code.do("call void @llvm.x86.sse.sfence()")
+    if has_streaming_stores():
+        code.declare("void @llvm.x86.sse.sfence()")
+        code.do("call void @llvm.x86.sse.sfence()")

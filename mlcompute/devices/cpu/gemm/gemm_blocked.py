@@ -271,6 +271,7 @@ def gemm_blocked_entry(
         rows=m if count == across == 1 and len(y.shape) == 2 and threads == operands.threads else 0,
         by_row={0, 2} if a.is_dense else {2},
         rows_for=0 if all(cut[1] == 1 for cut in cuts) else threads,
+        shared_reads={1} if across == 1 and threads > 1 else set(),
         kernel=name,
         cost=2.0 * count * m * n * k / FLOPS_PER_NS + 300.0,
         in_pieces=True,

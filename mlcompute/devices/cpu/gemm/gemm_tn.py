@@ -16,6 +16,7 @@ from mlcompute.devices.cpu.codegen.addressing import aligned, thread_floats
 from mlcompute.devices.cpu.codegen.arguments import Argument, KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, copy_line
+from mlcompute.devices.cpu.gemm.gemm_tn_slices import suits_slices
 from mlcompute.devices.cpu.gemm.packed_gemm import (
     DEPTH,
     FLOPS_PER_NS,
@@ -96,6 +97,8 @@ def can_update(step: Step) -> bool:
     if any(computed_type(dtype) != FLOAT32 for dtype in types):
         return False
     if _in_blocks(columns, depth) and types != {FLOAT32}:  # a gemm of bfloat16 is faster
+        return False
+    if suits_slices(multiply):  # and is updated afterwards
         return False
     return suits(rows, columns, depth) and matmul_update_workspace(step) < 4 * rows * columns
 
@@ -271,7 +274,7 @@ def _call_update(
         if kind == "rows":
             word = code.at(word, start, "float")
         code.do(f"store ptr {tile if kind == 'tile' else word}, ptr {target}")
-    code.do(f"call void {function}(i64 0, i64 1, ptr {words})")
+    code.do(f"call void {function}(i64 {code.stream_bit()}, i64 1, ptr {words})")
 
 
 KERNELS: dict[str, Maker] = {"matmul_update": matmul_update_entries}

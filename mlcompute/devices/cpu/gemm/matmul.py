@@ -19,6 +19,7 @@ from mlcompute.devices.cpu.gemm.gemm_few_rows import few_rows_entry, has_few_row
 from mlcompute.devices.cpu.gemm.gemm_shared_b import shared_b_entries, shared_b_workspace, shares_b
 from mlcompute.devices.cpu.gemm.gemm_split_k import split_k_entries, suits_split_k
 from mlcompute.devices.cpu.gemm.gemm_tn import is_gemm_tn
+from mlcompute.devices.cpu.gemm.gemm_tn_slices import reads_slices, slice_entries, slices_workspace, suits_slices
 from mlcompute.devices.cpu.kernels.widened import has_bfloat16
 from mlcompute.devices.cpu.onednn.entries import report_status
 from mlcompute.devices.cpu.onednn.first_product import first_product
@@ -60,6 +61,8 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
         return [gemm_blocked_entry(step, operands, a, b, y, _batch(a, b, y), buffer)]
     if shares_b(step) and y.is_dense and _orientation(a) and _orientation(b):
         return shared_b_entries(step, operands, a, b, y)
+    if suits_slices(step) and reads_slices(a, b, y):
+        return slice_entries(step, operands, a, b, y)
     if not is_gemm_tn(a, b, y) and suits_split_k(a, b, y):
         return split_k_entries(step, a, b, y)
     entry = gemm_entry(step, operands, a, b, y)
@@ -83,6 +86,8 @@ def workspace(step: Step) -> int:
     """Bytes for packing, and for conversion where bfloat16 is multiplied."""
     if shares_b(step):
         return shared_b_workspace(step.inputs[1])
+    if suits_slices(step):
+        return slices_workspace(step)
     if not is_mixed(step) or not step.results[0].size:
         return 0
     return bfloat16_workspace(step) if suits(*step.inputs) else blocked_workspace(step.results[0])
@@ -182,6 +187,7 @@ def _library_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Op
         rows=rows,
         by_row=by_row,
         rows_for=operands.threads,
+        shared_reads={1} if rows and operands.threads > 1 else set(),
         kernel="oneDNN bfloat16 gemm" if is_narrow else "oneDNN sgemm",
         cost=2.0 * count * m * n * k * _NS_PER_FLOP + 300.0,
         in_pieces=True,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from mlcompute.compiler.fuse_elementwise import FusedElementwise
 from mlcompute.devices.cpu.codegen.arguments import Argument
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector, vector_lanes
-from mlcompute.devices.cpu.codegen.streaming import STREAM_ALIGNMENT, finish_streaming, has_streaming_stores, stream
+from mlcompute.devices.cpu.codegen.streaming import STREAM_ALIGNMENT, has_streaming_stores, stream
 from mlcompute.devices.cpu.kernels.elementwise_ops import (
     emit_elementwise,
     load_element,
@@ -34,7 +34,7 @@ from mlcompute.devices.cpu.kernels.transposes import (
     vectors_of_rows,
 )
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker, always
-from mlcompute.devices.loop_nest import Access, LoopNest, Operand, Operands, copy_nest, elementwise_nest
+from mlcompute.devices.loop_nest import Access, LoopNest, NestOperand, Operand, Operands, copy_nest, elementwise_nest
 from mlcompute.ops.op import FLOAT32, TABLE, Step, Value, inner_steps
 
 #: Iterations per unit of sharing where there are too few rows to share.
@@ -86,7 +86,8 @@ def loop_entry(step: Step, nest: LoopNest, threads: int) -> Entry:
         arguments += [each.operand, *each.strides]
     cost = nest.iterations * (0.02 * len(nest.operands) + 0.013 * len(nest.ops))
     in_pieces = cost > _LONG  # a short one is not worth the instructions
-    structure = nest.structure(), source_axis(nest), few_columns(nest), tiling(nest), vector_lanes(), in_pieces
+    updates = tuple(map(_is_parameter, nest.stores))
+    structure = nest.structure(), source_axis(nest), few_columns(nest), tiling(nest), vector_lanes(), in_pieces, updates
     code = _written.get(structure) or _code(structure, nest, first_arguments, in_pieces)
     return Entry(
         step,
@@ -99,7 +100,13 @@ def loop_entry(step: Step, nest: LoopNest, threads: int) -> Entry:
         kernel=nest.kernel_name,
         cost=cost,
         in_pieces=in_pieces,
+        streams=any(each.streams for each in nest.stores),
     )
+
+
+def _is_parameter(store: NestOperand) -> bool:
+    """Is it a parameter that is updated?"""
+    return store.operand.base.kind == "parameter"
 
 
 def _code(structure: object, nest: LoopNest, first_arguments: list[int], in_pieces: bool) -> Code:
@@ -243,11 +250,12 @@ class _Writer:
 
     def _innermost(self, begin: str, end: str, pointers: list[str]) -> None:
         code = self.code
-        first = len(self.nest.loads)
         streamed = [
             number
-            for number, each in enumerate(self.nest.stores, start=first)
-            if each.streams and self.access[number] is Access.CONTIGUOUS and self.dtypes[number] == FLOAT32
+            for number, each in enumerate(self.nest.stores, start=len(self.nest.loads))
+            if (each.streams or _is_parameter(each))
+            and self.access[number] is Access.CONTIGUOUS
+            and self.dtypes[number] == FLOAT32
         ]
         if not streamed or not has_streaming_stores():
             self._along(begin, end, pointers)
@@ -257,12 +265,12 @@ class _Writer:
         for number in streamed:
             start = code.let(f"ptrtoint ptr {self._address(number, pointers[number], begin)} to i64")
             bits = code.let(f"or i64 {bits}, {start}")
-        unaligned = code.let(f"and i64 {bits}, {STREAM_ALIGNMENT - 1}")
-        with code.when(code.let(f"icmp ne i64 {unaligned}, 0")):
-            self._along(begin, end, pointers)
-        with code.when(code.let(f"icmp eq i64 {unaligned}, 0")):
+        aligned = code.let(f"icmp eq i64 {code.let(f'and i64 {bits}, {STREAM_ALIGNMENT - 1}')}, 0")
+        streams = code.let(f"and i1 {aligned}, {code.let(f'icmp ne i64 {code.stream_bit()}, 0')}")
+        with code.when(streams):
             self._along(begin, end, pointers, frozenset(streamed))
-            finish_streaming(code)
+        with code.when(code.let(f"xor i1 {streams}, true")):
+            self._along(begin, end, pointers)
 
     def _along(self, begin: str, end: str, pointers: list[str], streamed: frozenset[int] = frozenset()) -> None:
         """The innermost loop; `streamed` operands are stored past the caches."""

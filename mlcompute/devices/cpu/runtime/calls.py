@@ -99,6 +99,19 @@ class Calls:
         """Estimated nanoseconds of each call on one thread."""
         return np.array([entry.cost for entry in self.entries], np.float64)[self.which]
 
+    def writes_for_others(self, memory: Memory) -> Array:
+        """Which calls write what other threads than those that write it read: weights, above all."""
+        shared = memory.table()
+        by_entry = self.by_entry()
+        for entry, _, bases in by_entry:
+            for number in entry.shared_reads:
+                shared[bases[:, entry.layout.reads[number]]] = True
+        found = np.zeros(len(self), np.bool_)
+        for entry, rows, bases in by_entry:
+            if entry.writes:
+                found[rows] = shared[bases[:, entry.layout.writes]].any(axis=1)
+        return found
+
     def needed(self, read: Array, memory: Memory) -> Array:
         """Which calls do more than to write results that are never read: a step may return more than is used.
 

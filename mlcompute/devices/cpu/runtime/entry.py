@@ -60,11 +60,13 @@ class Entry:
     scratch    memory it also writes, which no other kernel reads
     rows       when not 0: threads share these rows (leading extents) and touch only their own in `by_row` operands
     rows_for   when not 0: only that many threads do
+    shared_reads   which of `reads` every thread reads all of, or reads parts that others write
     kernel     what the printed plan calls it
     cost       estimated nanoseconds on one thread, for deciding how many threads pay
     in_pieces  can the work of a thread be cut into pieces, which others take over when they have done their own?
                Memory of a thread's own is then that of the one that runs a piece (`code.worker`)
     most_pieces   more of them would cost more than others can save
+    streams    what it writes is for other processes
     """
 
     step: Step
@@ -75,10 +77,12 @@ class Entry:
     rows: int = 0
     by_row: set[int] = field(default_factory=set)
     rows_for: int = 0
+    shared_reads: set[int] = field(default_factory=set)
     kernel: str = ""
     cost: float = 0.0
     in_pieces: bool = False
     most_pieces: int = 8
+    streams: bool = False
     keeps_alive: list[object] = field(default_factory=list)
     scratch: list[Operand] = field(default_factory=list)
     #: Addresses that go somewhere else than into `arguments`: (operand, setter of its address).

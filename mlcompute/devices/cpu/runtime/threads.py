@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from mlcompute.devices import native_threads
-from mlcompute.devices.cpu.codegen.code import PIECE_BITS, PIECES_BITS, WORKER_BITS, Code
+from mlcompute.devices.cpu.codegen.code import PIECE_BITS, PIECES_BITS, STREAM_BIT, WORKER_BITS, Code
+from mlcompute.devices.cpu.codegen.streaming import finish_streaming
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.runtime import system
 from mlcompute.devices.cpu.runtime.machine import MAX_THREADS, default_thread_count
@@ -32,8 +33,9 @@ TAPE, COUNT, BARRIER, OMP_GET, OMP_SET, TIMES = range(6)
 ARRIVED, BEGAN, ENDED = range(3)
 #: Words of one entry: kernel, its arguments, its turn, where it stores a failure (or 0).
 ENTRY_WORDS = 4
-#: Turns: a barrier precedes the entry; the first thread runs it alone; subnormal numbers are 0 in it.
-WAIT, ALONE, FLUSH = 1, 2, 4
+#: Turns: a barrier precedes the entry; the first thread runs it alone; subnormal numbers are 0 in it; it stores
+#: parameters past the caches.
+WAIT, ALONE, FLUSH, STREAM = 1, 2, 4, 8
 #: From these bits of a turn on: into how many pieces the work of every thread is cut, and which claim counts them.
 TURN_PIECES, TURN_CLAIM = 8, 16
 #: Entries between two barriers whose work is cut into pieces, at most.
@@ -201,13 +203,17 @@ def _write_tape_runner(code: Code, note: Callable[[str, int], None] | None) -> N
                 _flush_subnormals(code, control)
             pieces = code.let(f"and i64 {code.let(f'lshr i64 {turn}, {TURN_PIECES}')}, {_MOST_PIECES - 1}")
             is_cut = code.let(f"and i1 {code.let(f'icmp sgt i64 {pieces}, 1')}, {together}")
+            streams = code.mul(code.let(f"and i64 {turn}, {STREAM}"), (1 << STREAM_BIT) // STREAM)
             with code.when(code.let(f"xor i1 {is_cut}, true")):
-                code.do(f"call void {kernel}(i64 %thread, i64 {threads}, ptr {arguments})")
+                call = code.let(f"or i64 %thread, {streams}")
+                code.do(f"call void {kernel}(i64 {call}, i64 {threads}, ptr {arguments})")
             with code.when(is_cut):
                 claim = code.let(f"lshr i64 {turn}, {TURN_CLAIM}")
-                _run_pieces(code, (kernel, arguments), barrier, claim, pieces)
+                _run_pieces(code, (kernel, arguments), barrier, claim, pieces, streams)
             with code.when(flushes):
                 _restore_subnormals(code, control)
+            with code.when(code.let(f"icmp ne i64 {streams}, 0")):
+                finish_streaming(code)
             status = code.let(f"load ptr, ptr {_word(code, entry, 3)}")
             with code.when(code.let(f"icmp ne ptr {status}, null")):
                 failed = code.let(f"icmp ne i64 {_acquire(code, status)}, 0")
@@ -224,7 +230,7 @@ def _write_tape_runner(code: Code, note: Callable[[str, int], None] | None) -> N
         system.restore_signals(code, code.get("ptr", signals))
 
 
-def _run_pieces(code: Code, entry: tuple[str, str], barrier: str, claim: str, pieces: str) -> None:
+def _run_pieces(code: Code, entry: tuple[str, str], barrier: str, claim: str, pieces: str, streams: str) -> None:
     """Run the pieces of this thread's own work, then those that other threads have not begun, thread by thread.
 
     Cores differ in speed, and have other things to do. A thread begins with its own work, as what it reads is still in
@@ -238,7 +244,7 @@ def _run_pieces(code: Code, entry: tuple[str, str], barrier: str, claim: str, pi
         word = _word(code, barrier, code.add(code.add(_CLAIMED, code.mul(whose, CLAIMS)), claim))
         named = code.let(f"or i64 {whose}, {code.let(f'shl i64 {pieces}, {PIECES_BITS}')}")
         by = code.let(f"shl i64 {code.let(f'xor i64 {whose}, %thread')}, {WORKER_BITS}")
-        named = code.let(f"or i64 {named}, {by}")
+        named = code.let(f"or i64 {code.let(f'or i64 {named}, {by}')}, {streams}")
         look, take, run, done = (code.new_label(name) for name in ("look", "take", "piece", "none"))
         code.do(f"br label %{look}")
         code.start_block(look)
