@@ -88,13 +88,14 @@ def tile_lines(columns: int) -> int:
 # The functions, for `KernelArguments.pointer`: void(i64, i64, ptr arguments), the first two unused ------------------
 
 
-def packed_gemm(columns: int, fetched: int = 0, block: int = DEPTH) -> Code:
+def packed_gemm(columns: int, fetched: int = 0, block: int = DEPTH, rows_ahead: bool = False) -> Code:
     """The gemm for a number of columns; see `call_packed_gemm`.
 
-    fetched   arrays it fetches lines of meanwhile
-    block     depth summed in registers
+    fetched     arrays it fetches lines of meanwhile
+    block       depth summed in registers
+    rows_ahead  rows of a are fetched one tile ahead: for many threads that read them from the same cache
     """
-    return _code(_packed_gemm_code, panel_width(columns), vector_lanes(), fetched, block)
+    return _code(_packed_gemm_code, panel_width(columns), vector_lanes(), fetched, block, rows_ahead)
 
 
 def pack_rows(columns: int, element: str = "float") -> Code:
@@ -183,13 +184,16 @@ def call_pack(
 # Their code ---------------------------------------------------------------------------------------------------------
 
 
-def _packed_gemm_code(width: int, fetched: int, block: int) -> Code:
-    code, choices = Code("packed_gemm", level=2), f"{width} {vector_lanes()} {registers()} {fetched} {block}"
-    code.later(choices, lambda: _write_packed_gemm(code, width, fetched, block))
+def _packed_gemm_code(width: int, fetched: int, block: int, rows_ahead: bool) -> Code:
+    code, choices = (
+        Code("packed_gemm", level=2),
+        f"{width} {vector_lanes()} {registers()} {fetched} {block} {rows_ahead}",
+    )
+    code.later(choices, lambda: _write_packed_gemm(code, width, fetched, block, rows_ahead))
     return code
 
 
-def _write_packed_gemm(code: Code, width: int, fetched: int, block: int) -> None:
+def _write_packed_gemm(code: Code, width: int, fetched: int, block: int, rows_ahead: bool) -> None:
     rows, columns, depth, packed, accumulate, a_row, a_depth, c_row, first_row = map(code.argument, range(9))
     pointers = 13 if fetched else 9
     a, b, c, first = (code.argument(index, "ptr") for index in range(pointers, pointers + 4))
@@ -214,6 +218,9 @@ def _write_packed_gemm(code: Code, width: int, fetched: int, block: int) -> None
                         with code.loop(begin, end, height) as row:
                             numbers = [code.add(row, i) for i in range(height)]
                             a_rows = _lines(code, a_block, a_row, numbers)
+                            if rows_ahead:  # other panels find them in the cache
+                                with code.when(code.let(f"icmp eq i64 {column}, 0")):
+                                    _fetch_rows(code, a_block, a_row, a_depth, row, height, steps)
                             tile = _tile(code, used, panel, steps, a_rows, a_depth, b_block, fetch)
                             c_rows = _lines(code, c_block, c_row, numbers)
                             added_rows = _lines(code, added_block, added_row, numbers)
@@ -253,6 +260,14 @@ class _Fetch:
         """Leave to the next call where this one has got to."""
         for word, slot in zip(self._words, (self._start, self._element), strict=True):
             self.code.set("i64", word, self.code.get("i64", slot))
+
+
+def _fetch_rows(code: Code, a: str, a_row: str, a_depth: str, row: str, height: int, steps: str) -> None:
+    """Fetch the rows of the tile that follows, and those of the first tile itself."""
+    is_first = code.let(f"icmp eq i64 {row}, 0")
+    begin = code.let(f"select i1 {is_first}, i64 0, i64 {code.add(row, height)}")
+    with code.loop(begin, code.add(row, 2 * height)) as number, code.loop(0, steps, LINE) as step:
+        code.prefetch(code.at(code.at(a, code.mul(number, a_row), "float"), code.mul(step, a_depth), "float"))
 
 
 def _lines(code: Code, base: str, stride: str, numbers: Sequence[str]) -> list[Line]:
