@@ -7,6 +7,9 @@ A profile says how long a kernel takes as the calling thread sees it. Here all t
 summed over kernels of the same name and result, microseconds of the faster half of the steps. "estimate" is what the
 scheduler thinks. With `--each` every kernel has a line: W a barrier precedes it, A one thread runs it, and the pieces
 into which a thread's work is cut.
+
+The time of a barrier tells how far the cores are from each other: virtual machines move them. Two that share a cache
+were seen to take 0.1 microseconds, two that do not 0.4, and then everything that threads exchange takes longer.
 """
 
 from __future__ import annotations
@@ -61,6 +64,23 @@ def trace(name: str, steps: int) -> tuple[list[Any], Any, Any, list[float]]:
     return entries, turns, sums / len(kept), [seconds for seconds, _ in found]
 
 
+def barrier_seconds(threads: int, count: int = 10_000) -> float:
+    """What a barrier takes when all threads come to it at once: the least of several turns."""
+    from mlcompute.devices.cpu.codegen.code import Code
+    from mlcompute.devices.cpu.jit.cache import kernel_cache
+    from mlcompute.devices.cpu.runtime.threads import BARRIER_WORDS, WAIT, Team
+
+    (kernel,) = kernel_cache.addresses([Code("nothing")])
+    tape, barrier = np.array([[kernel, 0, WAIT, 0]] * count, np.int64), np.zeros(BARRIER_WORDS, np.int64)
+    job, team, seconds = np.array([tape.ctypes.data, count, barrier.ctypes.data, 0, 0], np.int64), Team(threads), []
+    for _ in range(5):
+        start = time.perf_counter()
+        team.run(job.ctypes.data, threads)
+        seconds.append(time.perf_counter() - start)
+    team.stop()
+    return min(seconds) / count
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.thread_trace", description=__doc__.splitlines()[0])
     parser.add_argument("workload")
@@ -78,7 +98,7 @@ def main() -> None:
     print(
         f"{options.workload}: {1e3 * steps[0]:.3f} ms at best, {1e3 * steps[len(steps) // 2]:.3f} median; "
         f"kernels {1e3 * seconds[:, 0].sum():.3f}, waits {1e3 * seconds[:, 2].sum():.3f}; "
-        f"{len(entries)} kernels, {int((turns & WAIT).sum())} barriers"
+        f"{len(entries)} kernels, {int((turns & WAIT).sum())} barriers of {1e6 * barrier_seconds(threads):.2f} us"
     )
     rows: dict[str, list[float]] = {}
     for place, (entry, turn) in enumerate(zip(entries, turns.tolist(), strict=True)):

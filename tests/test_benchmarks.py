@@ -280,7 +280,7 @@ def test_what_threads_do_in_a_step(each, capsys, monkeypatch):
     thread_trace.main()
     head, columns, *rows = capsys.readouterr().out.splitlines()
     assert "ms at best" in head
-    assert "barriers" in head
+    assert "barriers of" in head
     assert columns.split() == ["count", "run", "slowest", "waits", "estimate", "kernel"]
     assert any("gemm" in row for row in rows)
     assert sum(int(row.split()[0]) for row in rows) == int(re.search(r"(\d+) kernels", head)[1])
