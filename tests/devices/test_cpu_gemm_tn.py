@@ -130,7 +130,7 @@ def test_an_update_that_follows(
 ) -> None:
     """Also where what it reads is fetched from main memory while its gradient is summed."""
     monkeypatch.setattr(schedule, "WORTH_SHARING", 1e-9)
-    monkeypatch.setattr(gemm_tn, "UNCACHED", 0 if fetches else gemm_tn.UNCACHED)
+    monkeypatch.setattr(gemm_tn, "_UNCACHED", 0 if fetches else gemm_tn._UNCACHED)
     rng = np.random.default_rng(0)
     weight, state = (rng.standard_normal((rows, columns)).astype("f") for _ in range(2))
     data = [*arrays(depth, rows, columns), np.array(0.1, "f"), weight, state]

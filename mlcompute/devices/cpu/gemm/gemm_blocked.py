@@ -192,13 +192,25 @@ def gemm_blocked_entry(
             copy_line(code, line, Line(code, code.at(a_block, code.mul(index, pitch), "float"), "float"), 0, length)
         return (a_block, DEPTH, 1) if in_rows else (a_block, 1, _ROWS)
 
-    def next_block(corner: str, start: str, width: str) -> Ahead:
-        """What is packed after the block of b from `corner` on: further down, or the top of the next panels."""
+    def next_block(corner: str, start: str, width: str, group: str, last_panel: str) -> Ahead:
+        """What is packed after the block of b from `corner` on: further down, or the top of the thread's next panels.
+
+        No more than that: a line that another thread has read takes long to update.
+        """
         begin_fetching(code, place)
-        is_last = code.let(f"icmp sge i64 {code.add(start, DEPTH)}, {depth}")
+        further = code.add(start, DEPTH)
+        is_last = code.let(f"icmp sge i64 {further}, {depth}")
         top = code.sub(code.mul(b_column, at_once * panel), code.mul(start, b_depth))
         step = code.let(f"select i1 {is_last}, i64 {top}, i64 {code.mul(b_depth, DEPTH)}")
-        return Ahead([code.at(corner, step, "float")], DEPTH if by_columns else width, b_stride, rate, place)
+        left = code.let(f"select i1 {is_last}, i64 {depth}, i64 {code.sub(depth, further)}")
+        end = code.minimum(code.mul(last_panel, panel), columns)
+        beyond = code.minimum(code.sub(end, code.mul(code.add(group, at_once), panel)), at_once * panel)
+        wide = code.let(f"select i1 {is_last}, i64 {code.intrinsic('smax', 'i64', beyond, '0')}, i64 {width}")
+        deep = code.minimum(left, DEPTH)
+        lines, length = (wide, deep) if by_columns else (deep, wide)
+        is_none = code.let(f"icmp eq i64 {wide}, 0")
+        stop = code.let(f"select i1 {is_none}, i64 0, i64 {code.mul(lines, b_stride)}")
+        return Ahead([code.at(corner, step, "float")], length, b_stride, rate, place, stop)
 
     def part(matrix: str, row_bounds: tuple[str, str], panel_bounds: tuple[str, str]) -> None:
         """Some rows and panels of one matrix."""
@@ -221,7 +233,7 @@ def gemm_blocked_entry(
                 steps = code.minimum(code.sub(depth, start), DEPTH)
                 corner = code.at(at_b, code.add(code.mul(column, b_column), code.mul(start, b_depth)), types[1])
                 call_pack(code, pack, (0, width), steps, (corner, b_stride), b_block)
-                ahead = next_block(corner, start, width) if fetches else None
+                ahead = next_block(corner, start, width, group, panel_bounds[1]) if fetches else None
                 with code.loop(0, tall, _ROWS) as row:
                     height = code.minimum(code.sub(tall, row), _ROWS)
                     offset = code.add(code.mul(code.add(top, row), a_row), code.mul(start, a_depth))
@@ -274,7 +286,7 @@ def gemm_blocked_entry(
         rows=m if count == across == 1 and len(y.shape) == 2 and threads == operands.threads else 0,
         by_row={0, 2} if a.is_dense else {2},
         rows_for=0 if all(cut[1] == 1 for cut in cuts) else threads,
-        shared_reads={1} if across == 1 and threads > 1 else set(),
+        own_reads={1} if by_columns and count == down == 1 else set(),
         kernel=name,
         cost=2.0 * count * m * n * k / FLOPS_PER_NS + 300.0,
         in_pieces=True,

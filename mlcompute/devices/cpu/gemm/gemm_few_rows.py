@@ -80,7 +80,8 @@ def few_rows_entry(
         else:
             _sums_of_rows(code, bounds, depth, Line(code, source, "float", a_depth), (at_b, b_stride), target)
     kernel, cost = "gemm of few rows", 2.0 * lines * n * k / (FLOPS_PER_NS / 8) + 300.0
-    return Entry(step, code, args.values, reads=[a, b], writes=[y], kernel=kernel, cost=cost)
+    own_reads = {1} if by_columns and lines == 1 else set()
+    return Entry(step, code, args.values, reads=[a, b], writes=[y], own_reads=own_reads, kernel=kernel, cost=cost)
 
 
 def _sums_of_rows(code: Code, columns: tuple[str, str], depth: str, a: Line, b: tuple[str, str], y: Line) -> None:

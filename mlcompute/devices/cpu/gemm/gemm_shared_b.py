@@ -88,7 +88,7 @@ def _pack(step: Step, b: Operand, packed: Operand) -> Entry:
         corner = code.at(source, code.add(code.mul(start, b_depth), code.mul(column, b_column)), "float")
         place = code.at(target, code.add(code.mul(column, depth), code.mul(start, panel)), "float")
         call_pack(code, pack, (0, width), steps, (corner, b_column if by_columns else b_depth), place)
-    return Entry(step, code, args.values, [b], [packed], shared_reads={0}, kernel="pack", cost=0.3 * b.size)
+    return Entry(step, code, args.values, [b], [packed], kernel="pack", cost=0.3 * b.size)
 
 
 def _multiply(step: Step, threads: int, a: Operand, b: Operand, y: Operand, packed: Operand) -> Entry:

@@ -65,6 +65,7 @@ def split_k_entries(step: Step, a: Operand, b: Operand, y: Operand) -> list[Entr
             *_turn(turn, slices, a, b, y),
             reads=[a, b] if turn == 0 else [a, b, y],
             writes=[y],
+            own_reads={1},
             kernel=f"gemm, split-K {turn + 1} of {slices}",
             cost=2.0 * m * n * k / slices / FLOPS_PER_NS + 300.0,
         )

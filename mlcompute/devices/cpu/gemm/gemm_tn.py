@@ -20,7 +20,6 @@ from mlcompute.devices.cpu.gemm.gemm_tn_slices import suits_slices
 from mlcompute.devices.cpu.gemm.packed_gemm import (
     DEPTH,
     FLOPS_PER_NS,
-    UNCACHED,
     Ahead,
     begin_fetching,
     call_pack,
@@ -52,6 +51,8 @@ _LEAST_ROWS, _LEAST_COLUMNS = 64, 64
 _TILE_ROWS = 12
 #: Floats of aᵀ, brought together, that are multiplied with one block of columns of b, and the bytes of such a block.
 _GROUP_FLOATS, _BLOCK_BYTES = 1 << 16, 1 << 19
+#: Bytes of parameter and state that a core's own caches do not hold until the next step.
+_UNCACHED = 1 << 20
 #: Blocks of columns that are pieces of a thread's work; fewer are too long.
 _MANY_BLOCKS = 4
 
@@ -153,7 +154,7 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     args = KernelArguments(code)
     # What the update reads is fetched while the tile that it belongs to is multiplied.
     read = [operand for operand in dict.fromkeys(update.reads) if operand.shape == g.shape and operand is not full]
-    is_large = 4 * m * n * len(read) >= UNCACHED
+    is_large = 4 * m * n * len(read) >= _UNCACHED
     fetched = [operand for operand in read if is_large and operand.dtype == FLOAT32]
     gemm, call_update, scratch = (
         args.pointer(packed_gemm(in_wide_panels(n), len(fetched))),
@@ -200,7 +201,7 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
                 if fetched:
                     begin_fetching(code, place)
                     starts = [code.at(pointer, corner, "float") for pointer in from_fetched]
-                    ahead = Ahead(starts, wide, columns, rate, place)
+                    ahead = Ahead(starts, wide, columns, rate, place, code.mul(tall, columns))
                 call_packed_gemm(code, gemm, (tall, wide, depth), factor, panels, (address, block), ahead=ahead)
                 if in_blocks:
                     with code.loop(0, tall) as line_number:
@@ -217,6 +218,7 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
             args.values,
             reads=[a, packed, *(operand for operand in update.reads if operand is not full)],
             writes=update.writes,
+            own_reads=set(range(2, 1 + len(update.reads))),
             scratch=[buffer],
             kernel=f"gemm_tn + {update.kernel}, {tile} rows at a time",
             cost=2.0 * m * n * k / FLOPS_PER_NS + update.cost + 300.0,

@@ -187,7 +187,7 @@ def _library_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Op
         rows=rows,
         by_row=by_row,
         rows_for=operands.threads,
-        shared_reads={1} if rows and operands.threads > 1 else set(),
+        own_reads={1} if right[0] == ord("T") and count == 1 and tall == m else set(),
         kernel="oneDNN bfloat16 gemm" if is_narrow else "oneDNN sgemm",
         cost=2.0 * count * m * n * k * _NS_PER_FLOP + 300.0,
         in_pieces=True,

@@ -28,8 +28,6 @@ from mlcompute.devices.cpu.codegen.simd import SimdValue
 DEPTH = 128
 #: Elements of a cache line, and steps of the depth after which some lines are fetched that are used later.
 LINE = 16
-#: Bytes that are not found in the cache when they are used again in the next step.
-UNCACHED = 1 << 24
 #: Multiplications and additions one thread does in a nanosecond, for estimates of cost.
 FLOPS_PER_NS = 100.0
 
@@ -383,19 +381,35 @@ def _write_pack_columns(code: Code, width: int, element: str) -> None:
     with code.loop(begin, end, panel) as column, code.loop(0, panel, lanes) as first:
         base = code.add(column, first)
         address = code.at(target, code.add(code.mul(column, depth), first), "float")
-        # Full squares are transposed in registers, the rest element by element.
-        full = code.let(f"icmp sge i64 {code.sub(end, base)}, {lanes}")
-        in_squares = code.let(f"select i1 {full}, i64 {squares}, i64 0")
-        with code.loop(0, in_squares, lanes) as k:
-            corner = code.at(source, code.add(code.mul(base, stride), k), element)
-            rows = [Line(code, code.at(corner, code.mul(stride, i), element), element).load(0) for i in range(lanes)]
+        # Squares are transposed in registers, the rest of the depth goes element by element. Beyond the last column
+        # nothing is read: the first one stands in and is not used.
+        count = code.sub(end, base)
+        has_all = code.let(f"icmp sge i64 {count}, {lanes}")
+
+        def store_square(k: str, rows: Sequence[SimdValue]) -> None:
             for i, row in enumerate(transposed(rows)):
                 Line(code, address, "float").store(code.mul(code.add(k, i), panel), row)
+
+        with code.when(has_all), code.loop(0, squares, lanes) as k:
+            corner = code.at(source, code.add(code.mul(base, stride), k), element)
+            lines = [Line(code, code.at(corner, code.mul(stride, i), element), element) for i in range(lanes)]
+            store_square(k, [line.load(0) for line in lines])
+        with code.when(code.let(f"xor i1 {has_all}, true")):
+            there = [code.let(f"icmp slt i64 {i}, {count}") for i in range(lanes)]
+            starts = [
+                code.let(f"select i1 {exists}, i64 {code.mul(code.add(base, i), stride)}, i64 0")
+                for i, exists in enumerate(there)
+            ]
+            type_, zero = f"<{lanes} x float>", splat_constant(code, 0.0).name
+            with code.loop(0, squares, lanes) as k:
+                rows = [Line(code, code.at(source, code.add(start, k), element), element).load(0) for start in starts]
+                of_rows = zip(there, rows, strict=True)
+                found = [row.let(f"select i1 {exists}, {type_} {row.name}, {type_} {zero}") for exists, row in of_rows]
+                store_square(k, found)
         with code.loop(0, lanes) as lane:
-            exists = code.let(f"icmp slt i64 {code.add(base, lane)}, {end}")
-            # Beyond the last column nothing is read: the first element stands in and is not used.
+            exists = code.let(f"icmp slt i64 {lane}, {count}")
             start = code.let(f"select i1 {exists}, i64 {code.mul(code.add(base, lane), stride)}, i64 0")
-            with code.loop(in_squares, depth) as k:
+            with code.loop(squares, depth) as k:
                 value = Line(code, source, element).load(code.add(start, k), lanes=1).name
                 value = code.let(f"select i1 {exists}, float {value}, float 0.0")
                 code.store(code.at(address, code.add(code.mul(k, panel), lane), "float"), "float", value)

@@ -14,6 +14,9 @@ from mlcompute.compiler.plan_memory import MemoryPlan
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.ops.op import Array, Step, Value
 
+#: What is smaller is not worth writing in another way for others to read.
+_FEW_BYTES = 1 << 14
+
 
 def numbers_of(values: Sequence[Value]) -> Array:
     """The numbers of the memory that some values own."""
@@ -104,12 +107,14 @@ class Calls:
         shared = memory.table()
         by_entry = self.by_entry()
         for entry, _, bases in by_entry:
-            for number in entry.shared_reads:
-                shared[bases[:, entry.layout.reads[number]]] = True
+            own = entry.own_reads | entry.by_row if entry.rows else entry.own_reads
+            shared[bases[:, [base for number, base in enumerate(entry.layout.reads) if number not in own]]] = True
         found = np.zeros(len(self), np.bool_)
         for entry, rows, bases in by_entry:
-            if entry.writes:
-                found[rows] = shared[bases[:, entry.layout.writes]].any(axis=1)
+            written = entry.layout.touches[len(entry.reads) : len(entry.reads) + len(entry.writes)]
+            large = [each.base for each in written if each.nbytes >= _FEW_BYTES]
+            if large:
+                found[rows] = shared[bases[:, large]].any(axis=1)
         return found
 
     def needed(self, read: Array, memory: Memory) -> Array:

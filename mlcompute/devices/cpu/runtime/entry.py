@@ -60,7 +60,7 @@ class Entry:
     scratch    memory it also writes, which no other kernel reads
     rows       when not 0: threads share these rows (leading extents) and touch only their own in `by_row` operands
     rows_for   when not 0: only that many threads do
-    shared_reads   which of `reads` every thread reads all of, or reads parts that others write
+    own_reads  which of `reads` a thread reads only the rows of (leading extents) that it updates, if it is a parameter
     kernel     what the printed plan calls it
     cost       estimated nanoseconds on one thread, for deciding how many threads pay
     in_pieces  can the work of a thread be cut into pieces, which others take over when they have done their own?
@@ -77,7 +77,7 @@ class Entry:
     rows: int = 0
     by_row: set[int] = field(default_factory=set)
     rows_for: int = 0
-    shared_reads: set[int] = field(default_factory=set)
+    own_reads: set[int] = field(default_factory=set)
     kernel: str = ""
     cost: float = 0.0
     in_pieces: bool = False
