@@ -21,11 +21,9 @@ SIZES = [(1, 1, 1), (3, 7, 5), (16, 16, 16), (7, 33, 40), (37, 100, 300), (14, 1
 
 @pytest.fixture(autouse=True)
 def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All samples at once, and no b that threads pack first: both have tests of their own."""
-    monkeypatch.setattr(matmul, "shares_b", lambda step: False)
+    """All samples at once: slices of them have tests of their own."""
     for module in (matmul, gemm_tn):
         monkeypatch.setattr(module, "suits_slices", lambda step: False)
-
 
 
 def call(function: Code, integers: list[int], arrays: list[Array]) -> None:
@@ -197,9 +195,7 @@ def test_threads_that_share_rows_sum_apart(floats: int, by_columns: bool, monkey
     m, n, k = 130, 1000, 300
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(shape).astype("f") for shape in ((m, k), (n, k) if by_columns else (k, n)))
-    bench = Bench(
-        matmul.KERNELS, "matmul", [a, b], views=lambda a, b: [a, transpose(b, (1, 0)) if by_columns else b]
-    )
+    bench = Bench(matmul.KERNELS, "matmul", [a, b], views=lambda a, b: [a, transpose(b, (1, 0)) if by_columns else b])
     assert bench.entries is not None
     assert f"[{floats} x float]" in bench.entries[0].code.text()
     bench.check(lambda y, expected: np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5 * k))

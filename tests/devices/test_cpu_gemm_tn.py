@@ -32,11 +32,9 @@ LARGE = [(129, 64, 64), (200, 70, 1500), (512, 130, 700), (100, 200, 3001), (300
 
 @pytest.fixture(autouse=True)
 def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All samples at once, and no b that threads pack first: both have tests of their own."""
-    monkeypatch.setattr(matmul, "shares_b", lambda step: False)
+    """All samples at once: slices of them have tests of their own."""
     for module in (matmul, gemm_tn):
         monkeypatch.setattr(module, "suits_slices", lambda step: False)
-
 
 
 def turned(a: Value, b: Value) -> list[Value]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlcompute.devices.cpu.gemm import gemm_shared_b, gemm_tn_slices, matmul
+from mlcompute.devices.cpu.gemm import gemm_tn_slices, matmul
 from mlcompute.devices.cpu.runtime import schedule
 from mlcompute.devices.cpu.runtime.threads import WAIT
 from mlcompute.ops.op import Array, Value
@@ -23,8 +23,7 @@ def slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
 
 
 def cores(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (gemm_tn_slices, gemm_shared_b):
-        monkeypatch.setattr(module, "machine_slices", lambda: count)
+    monkeypatch.setattr(gemm_tn_slices, "machine_slices", lambda: count)
 
 
 def product(m: int, n: int, k: int) -> tuple[Bench, list[str]]:

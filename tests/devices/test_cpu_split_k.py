@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlcompute.devices.cpu.gemm import gemm_shared_b, gemm_split_k, matmul
+from mlcompute.devices.cpu.gemm import gemm_split_k, matmul
 from mlcompute.ops.op import Value
 from mlcompute.ops.views import transpose
 from tests.devices.kernels import Bench
@@ -15,8 +15,7 @@ from tests.devices.kernels import Bench
 def slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """A machine with so many cores."""
     count: int = request.param
-    for module in (gemm_split_k, gemm_shared_b):
-        monkeypatch.setattr(module, "machine_slices", lambda: count)
+    monkeypatch.setattr(gemm_split_k, "machine_slices", lambda: count)
     monkeypatch.setattr(matmul, "suits_slices", lambda step: False)  # which has tests of its own
     return count
 

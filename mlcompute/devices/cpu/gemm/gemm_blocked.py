@@ -49,12 +49,13 @@ _WIDE, _ROWS, _TALL = 256, 48, 288
 _OWN_SUMS = 1 << 16
 #: What packing a panel costs, in rows of a that could be multiplied with it meanwhile.
 _PACKING = 16
-#: What it costs that threads read each other's rows of a, and write to the same rows of y.
+#: What it costs few threads that they read each other's rows of a, and write to the same rows of y.
 _ACROSS = 1.15
-#: Threads from which on rows of a are fetched one tile ahead: fewer lose more by the instructions than they wait.
+#: Threads from which on rows of a are fetched one tile ahead: fewer lose more by the instructions than they wait. Other
+#: threads take over pieces of such many, and what is a thread's own counts for little.
 _MANY_THREADS = 8
 #: Rows of a piece of a thread's work, where its panels are packed again for every piece.
-_PIECE_ROWS = 4 * _PACKING
+_PIECE_ROWS = 2 * _PACKING
 
 
 def cut_rows_and_panels(threads: int, rows: int, panels: int) -> tuple[int, int]:
@@ -64,9 +65,11 @@ def cut_rows_and_panels(threads: int, rows: int, panels: int) -> tuple[int, int]
     what another has read: it is chosen unless it is slower by more than that is worth.
     """
 
+    dearer = _ACROSS if threads < _MANY_THREADS else 1.0
+
     def cost(grid: tuple[int, int]) -> float:
         down, across = grid
-        return -(-panels // across) * (-(-rows // down) + _PACKING) * (1.0 if across == 1 else _ACROSS)
+        return -(-panels // across) * (-(-rows // down) + _PACKING) * (1.0 if across == 1 else dearer)
 
     return min(((threads // across, across) for across in range(1, threads + 1)), key=cost)
 

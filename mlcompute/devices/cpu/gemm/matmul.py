@@ -16,7 +16,6 @@ from mlcompute.devices.cpu.gemm.gemm_bfloat16 import bfloat16_entries, bfloat16_
 from mlcompute.devices.cpu.gemm.gemm_blocked import blocked_workspace, gemm_blocked_entry
 from mlcompute.devices.cpu.gemm.gemm_by_rows import gemm_by_rows_entry
 from mlcompute.devices.cpu.gemm.gemm_few_rows import few_rows_entry, has_few_rows, has_small_b
-from mlcompute.devices.cpu.gemm.gemm_shared_b import shared_b_entries, shared_b_workspace, shares_b
 from mlcompute.devices.cpu.gemm.gemm_split_k import split_k_entries, suits_split_k
 from mlcompute.devices.cpu.gemm.gemm_tn import is_gemm_tn
 from mlcompute.devices.cpu.gemm.gemm_tn_slices import reads_slices, slice_entries, slices_workspace, suits_slices
@@ -59,8 +58,6 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
         nbytes = workspace(step)
         buffer = operands.workspace(step, 0, nbytes) if nbytes else None
         return [gemm_blocked_entry(step, operands, a, b, y, _batch(a, b, y), buffer)]
-    if shares_b(step) and y.is_dense and _orientation(a) and _orientation(b):
-        return shared_b_entries(step, operands, a, b, y)
     if suits_slices(step) and reads_slices(a, b, y):
         return slice_entries(step, operands, a, b, y)
     if not is_gemm_tn(a, b, y) and suits_split_k(a, b, y):
@@ -84,8 +81,6 @@ def reads_bfloat16(step: Step) -> bool:
 
 def workspace(step: Step) -> int:
     """Bytes for packing, and for conversion where bfloat16 is multiplied."""
-    if shares_b(step):
-        return shared_b_workspace(step.inputs[1])
     if suits_slices(step):
         return slices_workspace(step)
     if not is_mixed(step) or not step.results[0].size:

@@ -1,14 +1,12 @@
-"""Products of many cores, whose threads pack b together: the sums of `gemm_blocked`, in pieces of any thread."""
+"""Products of many threads: the same sums by any number of them, and in pieces that any thread may run."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pytest
 
 from mlcompute.devices.cpu.codegen.code import PIECE_BITS, PIECES_BITS
-from mlcompute.devices.cpu.gemm import gemm_shared_b, matmul
+from mlcompute.devices.cpu.gemm import gemm_blocked, matmul
 from mlcompute.ops.op import Array, Value
 from mlcompute.ops.views import transpose
 from tests.devices.kernels import Bench
@@ -30,17 +28,10 @@ def bench(m: int, k: int, n: int, layout: tuple[bool, bool]) -> tuple[Bench, Arr
     return Bench(matmul.KERNELS, "matmul", stored, views=views, workspaces=matmul.WORKSPACES), a, b
 
 
-@pytest.fixture
-def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm_shared_b, "machine_slices", lambda: 16)
-
-
-@pytest.mark.usefixtures("many_cores")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_products(sizes: tuple[int, int, int], layout: tuple[bool, bool]) -> None:
     made, a, b = bench(*sizes, layout)
-    assert (made.entries or ())[0].kernel == "pack"
     exact, size = a.astype(np.float64) @ b, np.abs(a).astype(np.float64) @ np.abs(b)
     (one,) = made.run(1)
     assert (np.abs(one - exact) <= 2 * np.finfo(np.float32).eps * np.sqrt(sizes[1] + 1) * size).all()
@@ -48,13 +39,12 @@ def test_products(sizes: tuple[int, int, int], layout: tuple[bool, bool]) -> Non
         assert made.run(threads)[0].tobytes() == one.tobytes(), "the number of threads changes the sums"
 
 
-@pytest.mark.usefixtures("many_cores")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_pieces_cover_everything_once(layout: tuple[bool, bool]) -> None:
     """Called piece by piece, in any order, by any thread."""
     made, _, _ = bench(200, 300, 1000, layout)
     (expected,) = made.run(1)
-    (_, _, _), (_, multiply, words) = made.calls()
+    ((_, multiply, words),) = made.calls()
     y = made._memory[made.step.results[0]]
     y[...] = 0
     threads, pieces = 3, 4
@@ -64,21 +54,8 @@ def test_pieces_cover_everything_once(layout: tuple[bool, bool]) -> None:
     assert y.tobytes() == expected.tobytes()
 
 
-def test_small_products_large_weights_and_few_cores_go_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    def kernels(*sizes: int) -> list[str]:
-        entries: Any = bench(*sizes, (False, True))[0].entries
-        return [entry.kernel for entry in entries]
-
-    monkeypatch.setattr(gemm_shared_b, "machine_slices", lambda: 16)
-    assert "pack" in kernels(512, 256, 256)
-    for sizes in [(64, 256, 256), (512, 32, 256), (512, 256, 32), (512, 1024, 1024)]:
-        assert "pack" not in kernels(*sizes)
-    monkeypatch.setattr(gemm_shared_b, "machine_slices", lambda: 2)
-    assert "pack" not in kernels(512, 256, 256)
-
-
-def test_parts_are_equal_and_read_little() -> None:
-    # 512 x 256 by 16 threads: 86 tiles of 6 rows, 4 panels of 64 columns
-    assert gemm_shared_b.cut_tiles_and_panels(16, 86, 4, 6, 64) in [(8, 2), (4, 4)]
-    assert gemm_shared_b.cut_tiles_and_panels(1, 86, 4, 6, 64) == (1, 1)
-    assert gemm_shared_b.cut_tiles_and_panels(3, 86, 4, 6, 64) == (3, 1)
+def test_many_threads_cut_rows_and_panels_to_equal_parts() -> None:
+    """512 x 256: 4 panels of 64 columns. A few threads would rather share rows alone, of which each has its own."""
+    assert gemm_blocked.cut_rows_and_panels(16, 512, 4) == (4, 4)
+    assert gemm_blocked.cut_rows_and_panels(2, 512, 4) == (2, 1)
+    assert gemm_blocked.cut_rows_and_panels(1, 512, 4) == (1, 1)
