@@ -218,7 +218,7 @@ def _write_packed_gemm(code: Code, width: int, fetched: int, block: int, rows_ah
                             a_rows = _lines(code, a_block, a_row, numbers)
                             if rows_ahead:  # other panels find them in the cache
                                 with code.when(code.let(f"icmp eq i64 {column}, 0")):
-                                    _fetch_rows(code, a_block, a_row, a_depth, row, height, steps)
+                                    _fetch_rows(code, a_block, a_row, a_depth, (row, rows), height, steps)
                             tile = _tile(code, used, panel, steps, a_rows, a_depth, b_block, fetch)
                             c_rows = _lines(code, c_block, c_row, numbers)
                             added_rows = _lines(code, added_block, added_row, numbers)
@@ -260,11 +260,13 @@ class _Fetch:
             self.code.set("i64", word, self.code.get("i64", slot))
 
 
-def _fetch_rows(code: Code, a: str, a_row: str, a_depth: str, row: str, height: int, steps: str) -> None:
-    """Fetch the rows of the tile that follows, and those of the first tile itself."""
+def _fetch_rows(code: Code, a: str, a_row: str, a_depth: str, bounds: tuple[str, str], height: int, steps: str) -> None:
+    """Fetch the rows of the tile that follows the one from the first bound on, and those of the first tile itself."""
+    row, rows = bounds
     is_first = code.let(f"icmp eq i64 {row}, 0")
     begin = code.let(f"select i1 {is_first}, i64 0, i64 {code.add(row, height)}")
-    with code.loop(begin, code.add(row, 2 * height)) as number, code.loop(0, steps, LINE) as step:
+    end = code.minimum(code.add(row, 2 * height), rows)
+    with code.loop(begin, end) as number, code.loop(0, steps, LINE) as step:
         code.prefetch(code.at(code.at(a, code.mul(number, a_row), "float"), code.mul(step, a_depth), "float"))
 
 
