@@ -20,6 +20,7 @@ from mlcompute.devices.cpu.gemm.gemm_tn_slices import suits_slices
 from mlcompute.devices.cpu.gemm.packed_gemm import (
     DEPTH,
     FLOPS_PER_NS,
+    LINE,
     Ahead,
     begin_fetching,
     call_pack,
@@ -51,7 +52,7 @@ _LEAST_ROWS, _LEAST_COLUMNS = 64, 64
 _TILE_ROWS = 12
 #: Floats of aᵀ, brought together, that are multiplied with one block of columns of b, and the bytes of such a block.
 _GROUP_FLOATS, _BLOCK_BYTES = 1 << 16, 1 << 19
-#: Bytes of parameter and state that a core's own caches do not hold until the next step.
+#: Bytes of a slice of parameter and state that a core's own caches do not hold until the next step.
 _UNCACHED = 1 << 20
 #: Blocks of columns that are pieces of a thread's work; fewer are too long.
 _MANY_BLOCKS = 4
@@ -154,7 +155,7 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     args = KernelArguments(code)
     # What the update reads is fetched while the tile that it belongs to is multiplied.
     read = [operand for operand in dict.fromkeys(update.reads) if operand.shape == g.shape and operand is not full]
-    is_large = 4 * m * n * len(read) >= _UNCACHED
+    is_large = 4 * m * n * len(read) >= _UNCACHED * count and k >= LINE  # shorter sums leave no time for it
     fetched = [operand for operand in read if is_large and operand.dtype == FLOAT32]
     gemm, call_update, scratch = (
         args.pointer(packed_gemm(in_wide_panels(n), len(fetched))),
