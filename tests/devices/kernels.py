@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
 from mlcompute.devices.cpu.codegen.arguments import Argument
-from mlcompute.devices.cpu.codegen.code import Code
+from mlcompute.devices.cpu.codegen.code import PIECE_BITS, PIECES_BITS, Code
 from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
@@ -76,8 +77,11 @@ class Bench:
             memory.update(zip(step.results, results, strict=True))
         return tuple(memory[value] for value in self.step.results)
 
-    def run(self, threads: int = 1) -> list[Array]:
-        """Results of the kernels, as `threads` threads would compute them; stray writes are an error."""
+    def run(self, threads: int = 1, pieces: int = 1) -> list[Array]:
+        """Results of the kernels, as `threads` threads would compute them; stray writes are an error.
+
+        pieces   into which the work of each is cut; the last is run first
+        """
         assert self.entries is not None, "there is no kernel for this"
         self._memory = dict(zip(self.inputs, self.arrays, strict=True))
         self._memory.update(self.trace.constants)
@@ -86,8 +90,8 @@ class Bench:
             rooms[value] = np.full(value.nbytes + 2 * _GUARD, 0xA5, np.uint8)
             self._memory[value] = rooms[value][_GUARD : _GUARD + value.nbytes]
         for _, call, words in self.calls():
-            for thread in range(threads):
-                call(thread, threads, words.ctypes.data)
+            for thread, piece in itertools.product(range(threads), reversed(range(pieces))):
+                call(thread | piece << PIECE_BITS | pieces << PIECES_BITS, threads, words.ctypes.data)
         for value, room in rooms.items():
             assert (room[:_GUARD] == 0xA5).all(), f"{value!r}: written before its start"
             assert (room[_GUARD + value.nbytes :] == 0xA5).all(), f"{value!r}: written past its end"

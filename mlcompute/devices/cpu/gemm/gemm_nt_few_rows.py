@@ -84,5 +84,5 @@ def few_rows_nt_entry(step: Step, operands: Operands, a: Operand, b: Operand, y:
         kernel="gemm_nt, weights in place",
         cost=2.0 * m * n * k / FLOPS_PER_NS + 300.0,
         in_pieces=True,
-        most_pieces=max(1, n // operands.threads // _LEAST_ROWS),
+        most_pieces=min(Entry.most_pieces, n // operands.threads // _LEAST_ROWS),
     )
