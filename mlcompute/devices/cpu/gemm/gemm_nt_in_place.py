@@ -1,4 +1,4 @@
-"""gemm_nt of few rows: y = a bᵀ with the weights b read where they lie, and a packed instead.
+"""gemm_nt of 32 to 64 rows: y = a bᵀ with the weights b read where they lie, and a packed instead.
 
     a (m, k) and b (n, k), rows contiguous     ->     y (m, n), dense
 
@@ -34,7 +34,7 @@ _LEAST_ROWS = 128
 _FEWEST, _UNFILLED = 32, 0.1
 
 
-def suits_few_rows(a: Operand, b: Operand, y: Operand, threads: int) -> bool:
+def suits_in_place(a: Operand, b: Operand, y: Operand, threads: int) -> bool:
     """Do the rows of a fill one panel, and are there enough rows of b for every thread?"""
     if len(y.shape) != 2 or any(operand.dtype != FLOAT32 for operand in (a, b, y)):
         return False
@@ -49,11 +49,11 @@ def suits_few_rows(a: Operand, b: Operand, y: Operand, threads: int) -> bool:
     )
 
 
-def few_rows_nt_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operand) -> Entry:
+def in_place_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operand) -> Entry:
     """b as the step sees it: (k, n), columns contiguous."""
     (m, n), k = y.shape, a.shape[1]
     panel = panel_width(m) * vector_lanes()
-    code = Code("gemm_nt_few_rows")
+    code = Code("gemm_nt_in_place")
     args = KernelArguments(code)
     rows, columns, depth, a_row, b_row = args.numbers([m, n, k, a.strides[0], b.strides[1]])
     from_a, from_b, to_y = (args.pointer(operand) for operand in (a, b, y))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mlcompute.devices.cpu.codegen.code import vector_lanes
-from mlcompute.devices.cpu.gemm import gemm_nt_few_rows, matmul
+from mlcompute.devices.cpu.gemm import gemm_nt_in_place, matmul
 from mlcompute.devices.cpu.gemm.packed_gemm import in_wide_panels, panel_width
 from mlcompute.ops.op import Array, Value
 from mlcompute.ops.views import transpose
@@ -42,8 +42,8 @@ def kernels(made: Bench) -> list[str]:
 @pytest.fixture(autouse=True)
 def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short vectors have panels of fewer rows than are worth it; they are tested all the same, with few weights."""
-    monkeypatch.setattr(gemm_nt_few_rows, "_FEWEST", 2 * vector_lanes())
-    monkeypatch.setattr(gemm_nt_few_rows, "_LEAST_ROWS", 16)
+    monkeypatch.setattr(gemm_nt_in_place, "_FEWEST", 2 * vector_lanes())
+    monkeypatch.setattr(gemm_nt_in_place, "_LEAST_ROWS", 16)
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -55,7 +55,7 @@ def test_same_bits_as_packed_weights(sizes: tuple[int, int, int], monkeypatch: p
     assert (np.abs(one - exact) <= 2 * np.finfo(np.float32).eps * np.sqrt(sizes[1] + 1) * size).all()
     for threads in (2, 3, 5):
         assert made.run(threads)[0].tobytes() == one.tobytes(), "the number of threads changes the sums"
-    monkeypatch.setattr(matmul, "suits_few_rows", lambda *operands: False)
+    monkeypatch.setattr(matmul, "suits_in_place", lambda *operands: False)
     packed, _, _ = bench(*sizes)
     assert kernels(packed) == ["gemm_nt"]
     assert packed.run(1)[0].tobytes() == one.tobytes()
