@@ -109,7 +109,10 @@ class ValueStandIn(StandIn):
             raise AttributeError(f"{type(made).__name__} has no {self.name}") from None
 
     def __set__(self, made: Any, value: Any) -> None:
-        if _is_test(sys._getframe(1)):
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_name == "__setattr__":  # the class checks the name first
+            frame = frame.f_back
+        if frame is not None and _is_test(frame):
             self.note(type(made), writes=True)
         if hasattr(self.original, "__set__"):
             self.original.__set__(made, value)

@@ -178,3 +178,20 @@ def test_every_member_has_uses() -> None:
     uses = all_uses()
     assert len(uses) == len(set(uses))
     assert len(uses) > 505
+
+
+class Guarded(Base):
+    """A class that looks at every name before it is set."""
+
+    rate = 1.0
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+
+
+def test_a_value_written_through_the_classes_own_setattr_is_used(stand_in: Any) -> None:
+    used = stand_in(ValueStandIn, Guarded, "rate", Use("rate", Guarded, writes=True))
+    guarded = Guarded(1)
+    guarded.rate = 2.0
+    assert used == {"rate (written)"}
+    assert guarded.rate == 2.0
