@@ -301,15 +301,53 @@ def gpt2(
     return Workload(name, title, "gpt2", (batch, time), vocabulary, shapes, products, tokens=True)
 
 
+def convnext(batch: int = 16, side: int = 32, width: int = 64, count: int = 4) -> Workload:
+    """Blocks of depthwise 7x7, layer normalization of channels and two dense layers with GELU (tanh) between them.
+
+    Images are cut into patches of 2x2 first.
+    """
+    shapes: Shapes = {"stem.weight": (width, 3, 2, 2), "stem.bias": (width,)}
+    pixels = batch * side * side
+    products = [(pixels * width * 3 * 4, False)]
+    for index in range(count):
+        at = f"block{index}"
+        shapes |= {f"{at}.depthwise.weight": (width, 1, 7, 7), f"{at}.depthwise.bias": (width,)}
+        shapes |= norm(f"{at}.norm", width) | dense(f"{at}.up", width, 4 * width)
+        shapes |= dense(f"{at}.down", 4 * width, width)
+        products += [(pixels * width * factor, True) for factor in (49, 4 * width, 4 * width)]
+    shapes |= dense("fc", width, 10)
+    products.append((batch * width * 10, True))
+    title = f"ConvNeXt-like, {count} blocks of {width}, {side} x {side}, batch {batch}"
+    return Workload("convnext", title, "convnext", (batch, 3, 2 * side, 2 * side), 10, shapes, products)
+
+
+def wavenet(batch: int = 4, time: int = 2048, width: int = 32, count: int = 8) -> Workload:
+    """Causal convolutions of sequences with 2 taps, 1, 2, 4 .. steps apart, gated by tanh and sigmoid.
+
+    What the layers add to the sequence is added up, too; its mean over time is classified.
+    """
+    shapes: Shapes = {"stem.weight": (width, 1, 1), "stem.bias": (width,)}
+    products = [(batch * time * width, False)]
+    for index in range(count):
+        at = f"layer{index}"
+        shapes |= {f"{at}.dilated.weight": (2 * width, width, 2), f"{at}.dilated.bias": (2 * width,)}
+        shapes |= {f"{at}.out.weight": (width, width, 1), f"{at}.out.bias": (width,)}
+        products += [(batch * time * width * width * factor, True) for factor in (4, 1)]
+    shapes |= dense("fc", width, 10)
+    products.append((batch * width * 10, True))
+    title = f"WaveNet-like, {count} dilated layers of {width}, {time} steps, batch {batch}"
+    return Workload("wavenet", title, "wavenet", (batch, 1, time), 10, shapes, products)
+
+
 def bottlenecks(names: Iterable[str]) -> list[tuple[str, int, int]]:
     """(name, stage, number in its stage) of every bottleneck among the names of weights."""
     found = (re.fullmatch(r"(stage(\d+)\.block(\d+))\.conv0\.weight", name) for name in names)
     return [(match[1], int(match[2]), int(match[3])) for match in found if match]
 
 
-def layer_count(names: Iterable[str]) -> int:
-    """Layers of a transformer, by the names of its weights."""
-    return sum(name.endswith("qkv.weight") for name in names)
+def layer_count(names: Iterable[str], weight: str = "qkv.weight") -> int:
+    """Layers of a transformer, or of another network whose layers have such a weight each."""
+    return sum(name.endswith(weight) for name in names)
 
 
 def channels_last(weights: Weights, order: tuple[int, int, int, int]) -> Weights:
@@ -372,6 +410,8 @@ MORE = {
             + "mean dense:10",
         ),
         stacked_lstm(),
+        convnext(),
+        wavenet(),
     )
 }  # fmt: skip
 #: What a CPU is measured with, by name.

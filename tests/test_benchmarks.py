@@ -25,11 +25,13 @@ from benchmarks.workloads import (
     MODES,
     TINY,
     WORKLOADS,
+    convnext,
     gpt2,
     image_network,
     resnet,
     resnet50,
     stacked_lstm,
+    wavenet,
 )
 from mlcompute.devices.cpu.kernels.table import FILES
 from mlcompute.ops.op import TABLE
@@ -118,12 +120,14 @@ def test_arithmetic_is_counted_by_hand():
         gpt2(batch=2, time=16, d=64, layers=1, vocabulary=5000),  # labels as class numbers
         resnet("resnet", "", (4, 3, 32, 32), 7, [8, 16]),
         stacked_lstm(batch=4, time=5, inputs=8),
+        convnext(batch=2, side=8, width=8, count=2),
+        wavenet(batch=2, time=20, width=8, count=3),
         image_network("classes", "", (4, 3, 8, 8), "convolution:8/2 norm relu depthwise relu pointwise:4 mean dense:3"),
         image_network(
             "image", "", (4, 3, 8, 8), "convolution:4 keep pool upsample concatenate pool transposed:2", regresses=True
         ),
     ],
-    ids=["resnet50", "gpt2", "gpt2 of many words", "resnet", "stacked lstm", "classes", "image"],
+    ids=["resnet50", "gpt2", "gpt2 of many words", "resnet", "stacked lstm", "convnext", "wavenet", "classes", "image"],
 )
 def test_networks_are_the_same_in_all_contenders(workload):
     found = {}

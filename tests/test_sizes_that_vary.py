@@ -145,7 +145,7 @@ def test_least_recently_used_sizes_go() -> None:
     assert training.device_memory_size > before
     training.size_limit = 1
     assert len(training.programs) == 3
-    with pytest.raises(mlc.ShapeError, match="size_limit is 0"):
+    with pytest.raises(mlc.DataError, match="size_limit is 0"):
         training.size_limit = 0
 
 

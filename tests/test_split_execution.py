@@ -330,8 +330,9 @@ def test_skip_uses_the_later_of_fed_and_attached() -> None:
 
 def test_skip_with_nothing_written_before_is_an_error() -> None:
     net = Regression(sgd())
-    with pytest.raises(mlc.DataError, match="'x' was not given"):
+    with pytest.raises(mlc.DataError, match="'x' was not given") as refused:
         net.step(normal(4, 3), normal(4, 2), options=SKIP)
+    assert "leave that option out" in refused.value.fix
     # A refused call has written nothing either.
     with pytest.raises(mlc.DataError):
         net.step(normal(4, 3), normal(1, 2))

@@ -120,6 +120,28 @@ def test_shared_memory_must_fit() -> None:
         mlc.Tensor(shape=(2,), data=[0, 0], shared_data=np.zeros(2, np.float32))
 
 
+@pytest.mark.parametrize("begins", [0, 8, 9])
+def test_parameters_have_memory_of_their_own(begins: int) -> None:
+    """Two weights made over one buffer would overwrite each other; parts of one that do not overlap are fine."""
+    memory = np.ones(18, np.float32)
+    first = mlc.Tensor(shape=(3, 3), shared_data=memory[:9])
+    second = mlc.Tensor(shape=(3, 3), shared_data=memory[begins : begins + 9])
+    sizes = mlc.ConvolutionDescriptor(input_feature_channel_count=3, output_feature_channel_count=3)
+    graph, x, t = mlc.Graph(), mlc.Tensor(shape=(4, 3)), mlc.Tensor(shape=(4, 3))
+    hidden = graph.node(mlc.FullyConnectedLayer(first, None, sizes), source=x)
+    graph.node(mlc.FullyConnectedLayer(second, None, sizes), source=hidden)
+    training = mlc.TrainingGraph([graph], mlc.LossLayer.mean_squared_error(mlc.ReductionType.MEAN), sgd())
+    training.add_inputs({"x": x}, {"t": t})
+    if begins == 9:
+        assert training.compile(device=cpu())
+        return
+    with pytest.raises(mlc.DataError, match=r"parameters 'data\d+' and 'data\d+' share memory"):
+        training.compile(device=cpu())
+    inference = mlc.InferenceGraph([graph])
+    inference.add_inputs({"x": x})
+    assert inference.compile(device=cpu()), "reading overwrites nothing"
+
+
 # Values as of now ---------------------------------------------------------------------------------------------------
 
 

@@ -194,6 +194,37 @@ def stacked_lstm(net: Net, x: mlc.Tensor) -> mlc.Tensor:
     return net.dense(net.graph.reshape((x.descriptor.shape[0], 2 * HIDDEN), source=mean), "fc")
 
 
+def convnext(net: Net, x: mlc.Tensor) -> mlc.Tensor:
+    graph = net.graph
+    w, b = net.tensor("stem.weight"), net.tensor("stem.bias")
+    x = graph.convolution(x, w.descriptor.shape[0], 2, stride=2, padding="valid", weights=w, biases=b)
+    for index in range(layer_count(net.weights, "depthwise.weight")):
+        at = f"block{index}"
+        w, b = net.tensor(f"{at}.depthwise.weight"), net.tensor(f"{at}.depthwise.bias")
+        h = graph.depthwise_convolution(x, kernel=7, padding=3, weights=w, biases=b)
+        h = net.dense(net.layer_norm(graph.transpose((0, 2, 3, 1), source=h), f"{at}.norm"), f"{at}.up")
+        h = net.dense(graph.node(mlc.ActivationLayer.gelu(), source=h), f"{at}.down")
+        x = net.add(x, graph.transpose((0, 3, 1, 2), source=h))
+    return net.dense(net.global_average(x), "fc")
+
+
+def wavenet(net: Net, x: mlc.Tensor) -> mlc.Tensor:
+    graph = net.graph
+
+    def convolution(x: mlc.Tensor, name: str, dilation: int = 1) -> mlc.Tensor:
+        w, b = net.tensor(f"{name}.weight"), net.tensor(f"{name}.bias")
+        outputs, _, taps = w.descriptor.shape
+        x = graph.pad(x, [dilation, 0]) if taps > 1 else x
+        return graph.convolution(x, outputs, (taps,), dilation=(dilation,), padding="valid", weights=w, biases=b)
+
+    x, skips = convolution(x, "stem"), []
+    for index in range(layer_count(net.weights, "dilated.weight")):
+        filtered, gate = convolution(x, f"layer{index}.dilated", 2**index).chunk(2, axis=1)
+        skips.append(convolution(filtered.tanh() * gate.sigmoid(), f"layer{index}.out"))
+        x = x + skips[-1]
+    return net.dense(sum(skips[1:], skips[0]).relu().mean(2), "fc")
+
+
 def image_network(net: Net, x: mlc.Tensor, layers: Sequence[ImageLayer]) -> mlc.Tensor:
     graph = net.graph
     kept: list[mlc.Tensor] = []
@@ -236,6 +267,8 @@ MODELS = {
     "resnet50": resnet50,
     "gpt2": gpt2,
     "stacked_lstm": stacked_lstm,
+    "convnext": convnext,
+    "wavenet": wavenet,
 }
 SYNCHRONOUS = mlc.ExecutionOptions.SYNCHRONOUS
 
@@ -317,9 +350,10 @@ def data_of(tensor: mlc.Tensor | None) -> np.ndarray:
 
 def outside_native(step: Callable[[], None], seconds: float = 0.5) -> dict[str, float]:
     """Median seconds of a step outside its native calls: what feeding, queueing and Python cost."""
-    team: Any = getattr(engine_of(mlc.Device.cpu()), "team", None)
-    if team is None:  # another engine was asked for: it has no native call
+    engine: Any = engine_of(mlc.Device.cpu())
+    if not hasattr(engine, "team_of"):  # another engine was asked for: it has no native call
         return {}
+    team = engine.team_of(engine.threads)
     run, inside = team.run, [0.0]
 
     def timed(job: int, threads: int) -> Any:

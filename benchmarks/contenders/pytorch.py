@@ -180,6 +180,56 @@ class StackedRecurrent(nn.Module):
         return self.head(self.lstm(x)[0].mean(1))
 
 
+class ConvNeXtBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(width, width, 7, padding=3, groups=width)
+        self.norm = nn.LayerNorm(width, NORM_EPSILON)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
+        return x + self.down(F.gelu(self.up(h), approximate="tanh")).permute(0, 3, 1, 2)
+
+
+class ConvNeXt(nn.Module):
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        width = workload.shapes["stem.weight"][0]
+        self.stem = nn.Conv2d(3, width, 2, 2)
+        count = layer_count(workload.shapes, "depthwise.weight")
+        self.blocks, self.head = nn.Sequential(*(ConvNeXtBlock(width) for _ in range(count))), nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+class DilatedLayer(nn.Module):
+    def __init__(self, width: int, dilation: int) -> None:
+        super().__init__()
+        self.dilated, self.out = nn.Conv1d(width, 2 * width, 2, dilation=dilation), nn.Conv1d(width, width, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        filtered, gate = self.dilated(F.pad(x, (self.dilated.dilation[0], 0))).chunk(2, 1)
+        return self.out(filtered.tanh() * gate.sigmoid())
+
+
+class WaveNet(nn.Module):
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        width, count = workload.shapes["stem.weight"][0], layer_count(workload.shapes, "dilated.weight")
+        self.stem = nn.Conv1d(1, width, 1)
+        self.layers = nn.ModuleList(DilatedLayer(width, 2**index) for index in range(count))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, skips = self.stem(x), []
+        for layer in self.layers:
+            skips.append(layer(x))
+            x = x + skips[-1]
+        return self.head(torch.stack(skips).sum(0).relu().mean(2))
+
+
 class ImageNetwork(nn.Module):
     def __init__(self, workload: Workload) -> None:
         super().__init__()
@@ -228,6 +278,8 @@ MODELS: dict[str, Callable[[Workload], nn.Module]] = {
     "resnet50": ResNet50,
     "gpt2": GPT2,
     "stacked_lstm": StackedRecurrent,
+    "convnext": ConvNeXt,
+    "wavenet": WaveNet,
     "image_network": ImageNetwork,
 }
 

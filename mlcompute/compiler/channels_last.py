@@ -1,8 +1,13 @@
-"""channels_last: images lie channels-last between convolutions and poolings, with visible transposes at the borders."""
+"""channels_last: images lie channels-last between convolutions and poolings, with visible transposes at the borders.
+
+So do sequences (N, C, L) and volumes: a convolution of sequences is one of images of height 1, and a reshape that
+leaves samples and channels alone is the same reshape of the channels-last values.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from mlcompute.compiler.context import Context
@@ -20,8 +25,8 @@ _IMAGE_OPS = {
     "sum_pool_gradient": (0,),
 }
 _POOLS = ("max_pool", "max_pool_gradient", "sum_pool", "sum_pool_gradient")
-#: Ranks of images and volumes.
-_RANKS = (4, 5)
+#: Ranks of sequences, images and volumes.
+_RANKS = (3, 4, 5)
 #: Reductions over axes, or along one: they are renumbered.
 _REDUCTIONS = (
     *("sum", "max", "min", "any", "all", "normalize", "normalize_gradient"),
@@ -46,6 +51,8 @@ class _Layout:
         self.trace, self.keep = context.trace, context.kept
         self.steps: list[Step] = []
         self.twins: dict[Value, Value] = {}  # channels-first value -> the same channels-last
+        self.moved: dict[Value, Value] = {}  # channels-first view that the program makes -> what it shows
+        self.strided: set[Value] = set()  # views that are not dense
         self.pooled_first: set[Value] = set()
         self.missing: dict[Value, Step] = {}  # channels-first values that exist only as twins -> step to make them
 
@@ -68,10 +75,39 @@ class _Layout:
                 *(self.first(value, step) for value in step.inputs[count:]),
             )
             self._emit(step, inputs, _renumbered(step), True)
+        elif name == "reshape" and self._keeps_channels(step):
+            twin, shape = self.twins[step.inputs[0]], last_shape(step.results[0].shape)
+            self._emit(step, (twin,), {**step.attributes, "shape": shape}, True)
+        elif name == "transpose" and step.inputs[0] in self.twins and self._moves_to(step, to_last):
+            (result,) = step.results  # that is the twin
+            shown = (self.twins[step.inputs[0]],)
+            self.steps.append(Step(TABLE["reshape"], shown, (result,), {"shape": result.shape}, step.layer, step.phase))
         else:
             for value in step.inputs:
                 self.first(value, step)
             self.steps.append(step)
+            self._remember_view(step)
+
+    def _keeps_channels(self, step: Step) -> bool:
+        """Does a reshape of an image with a twin leave samples and channels alone?"""
+        source, result = step.inputs[0], step.results[0]
+        ranks = len(source.shape), len(result.shape)
+        return source in self.twins and all(rank in _RANKS for rank in ranks) and source.shape[:2] == result.shape[:2]
+
+    def _moves_to(self, step: Step, order: Callable[[int], tuple[int, ...]]) -> bool:
+        """Does a transpose move the channels of an image, and nothing else?"""
+        rank = len(step.results[0].shape)
+        return rank in _RANKS and tuple(step.attributes["axes"]) == order(rank)
+
+    def _remember_view(self, step: Step) -> None:
+        """Of a view outside all regions: is it dense, and is it of channels-last values?"""
+        if not step.op.is_view:
+            return
+        (source, *_), (result,) = step.inputs, step.results
+        if step.op.name != "reshape" or source in self.strided:
+            self.strided.add(result)
+        if step.op.name == "transpose" and source not in self.strided and self._moves_to(step, to_first):
+            self.moved[result] = source
 
     def _stays_first(self, step: Step) -> bool:
         """Is a pool outside all regions? It reads every pixel once: moving them would take longer than pooling them."""
@@ -124,6 +160,8 @@ class _Layout:
 
     def last(self, value: Value, step: Step) -> Value:
         """The channels-last twin, made if need be: dense, since a kernel will read it many times."""
+        if value in self.moved:
+            return self.moved[value]
         if value not in self.twins:
             twin = self.trace.value(last_shape(value.shape), value.dtype)
             moved = _moved(value, twin, to_last(len(value.shape)), step)
@@ -137,8 +175,8 @@ class _Layout:
 
     def _matching(self, value: Value, step: Step) -> Value:
         """An operand as an elementwise op or reduction inside the region needs it; scalars stay."""
-        if not value.shape:
-            return value
+        if not value.shape or value in self.moved:
+            return self.moved.get(value, value)
         if value not in self.twins:
             twin = self.trace.value(last_shape(value.shape), value.dtype)
             self.steps.append(_moved(value, twin, to_last(len(value.shape)), step))

@@ -1,4 +1,4 @@
-"""Python's cyclic collector, out of the way where it could only lose time."""
+"""Pause Python's cyclic garbage collector where it would only cost time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes share: the program that is being made, and what is asked of it."""
+"""State that passes share: the program being compiled, and the request."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ class Context:
     phases_in_order: bool = True
     is_expanded: bool = False
     _index: Index | None = None
-    _substitution: Substitution = field(default_factory=Substitution)
 
     @property
     def style(self) -> str:
@@ -62,8 +61,7 @@ class Context:
 
     def copied(self) -> Context:
         """The same so far, to go on in another way."""
-        substitution = self._substitution.copied()
-        return dataclasses.replace(self, program=self.program.copied(), _index=None, _substitution=substitution)
+        return dataclasses.replace(self, program=self.program.copied(), _index=None)
 
     def index(self, steps: list[Step]) -> Index:
         """Makers, readers and aliases of some steps; made once for as long as passes hand the same list on."""
@@ -71,17 +69,11 @@ class Context:
             self._index = Index(steps)
         return self._index
 
-    def final(self, value: Value) -> Value:
-        """What became of a value in the passes so far."""
-        return self._substitution[value]
-
     def substitute(self, substitution: Substitution) -> None:
         """Some values were replaced by others: say so wherever the outside world knows them."""
         replaced, program = substitution.replaced, self.program
         if not replaced:
             return
-        for value, by in replaced.items():
-            self._substitution[value] = by
         program.values, program.gradients = (
             known | {tensor: substitution[value] for tensor, value in known.items() if value in replaced}
             for known in (program.values, program.gradients)

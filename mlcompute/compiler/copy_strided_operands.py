@@ -1,4 +1,4 @@
-"""copy_strided_operands: what a kernel cannot read through a view is copied first, in a step that everybody can see."""
+"""copy_strided_operands: operands that a kernel cannot read through a view are copied in steps of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fuse_activations: a matmul applies ReLU or GELU, or the slope of one, before it stores its result.
+"""fuse_activations: a matmul applies ReLU or GELU, or their gradient, before it stores its result.
 
     z = a b + bias      y = relu(z)                     one step: z never exists in memory
     z = a b + bias      y = gelu(z)                     one step: z is written, as the gradient needs it, but not read

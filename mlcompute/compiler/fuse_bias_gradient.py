@@ -1,4 +1,4 @@
-"""fuse_bias_gradient: the matmul that makes the gradient of a weight also adds up the gradient of the bias.
+"""fuse_bias_gradient: the matmul that computes a weight gradient also sums the bias gradient.
 
     dw = dzᵀ x   (or xᵀ dz)      db = sum of dz over rows          one step, which reads dz once
 

@@ -1,4 +1,4 @@
-"""fuse_norm_gradient: sums that a normalisation's gradient needs anyway are not taken twice."""
+"""fuse_norm_gradient: sums that a normalization's gradient computes anyway are not computed twice."""
 
 from __future__ import annotations
 

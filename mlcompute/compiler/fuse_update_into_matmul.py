@@ -1,4 +1,4 @@
-"""fuse_update_into_matmul: a weight is updated by the matmul that makes its gradient, a few rows at a time.
+"""fuse_update_into_matmul: the matmul that computes a weight gradient updates the weight, a few rows at a time.
 
     g = aᵀ b     m, v, w <- update(m, v, w, g)         g is as large as the weight, and read once
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.fuse_elementwise import FUSED_ASSIGN, FusedAssign
-from mlcompute.ops.op import TABLE, Step, Value, inner_steps
+from mlcompute.compiler.index import Index
+from mlcompute.ops.op import TABLE, Step, Value, inner_steps, overwritten_by
 
 
 class MatmulUpdate(FusedAssign):
@@ -24,13 +25,18 @@ _MATMUL = TABLE["matmul"]
 
 
 def fuse_update_into_matmul(steps: list[Step], context: Context) -> list[Step]:
-    """Matmuls and the updates they feed as single steps, where nobody else reads the gradient and the device can."""
+    """Matmuls and the updates they feed as single steps, where nobody else reads the gradient and the device can.
+
+    The matmul is then computed where the update is: not if a factor is overwritten before, or by the update itself.
+    """
     # Matmuls and views, by their results: of what else makes a value, nothing is asked.
     makers = {step.results[0]: step for step in steps if step.op is _MATMUL or step.op.is_view}
-    kept = context.kept
+    kept, index = context.kept, context.index(steps)
+    overwritten: dict[Value, int] = {}  # parameters and states, and where that was last
     replaced: dict[Step, Step | None] = {}
     refused: set[object] = set()  # updates that share their ops (`share_updates`), with factors of these types
-    for step in steps:
+    for position, step in enumerate(steps):
+        overwritten.update(dict.fromkeys(overwritten_by(step), position))
         if step.op is not FUSED_ASSIGN or step.phase != "update" or step.results:
             continue
         for place, value in enumerate(step.inputs):
@@ -43,12 +49,18 @@ def fuse_update_into_matmul(steps: list[Step], context: Context) -> list[Step]:
             together = _fused(product, step) if _is_plain(step, value) else None
             if together is None or not context.engine.supports(together):
                 refused.add(kind)
-            elif len(context.index(steps).readers[value]) == 1:
+            elif len(index.readers[value]) == 1 and not _reads_older(product, overwritten, index):
                 replaced[product], replaced[step] = None, together
                 break
     if not replaced:
         return steps
     return [new for step in steps if (new := replaced.get(step, step)) is not None]
+
+
+def _reads_older(product: Step, overwritten: dict[Value, int], index: Index) -> bool:
+    """Was a factor, or what it is a view of, overwritten since the matmul?"""
+    made = index.positions[product]
+    return any(overwritten.get(index.base(factor), -1) > made for factor in product.inputs)
 
 
 def _is_outer(product: Step, makers: dict[Value, Step]) -> bool:

@@ -1,4 +1,4 @@
-"""Index: who makes, reads and aliases each value of a list of steps. One analysis for all passes."""
+"""Index: which step produces, reads and aliases each value of a list of steps. One analysis for all passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""join_slice_gradients: gradients of slices that cover a value are put side by side, not added up among zeros.
+"""join_slice_gradients: gradients of slices that cover a value are concatenated, not added to zeros.
 
 a = y[:, :3]   b = y[:, 3:]         dy = [da 0] + [0 db]     ->     dy = [da db]
 """

@@ -1,4 +1,4 @@
-"""lower_precision: activations and their gradients lie in bfloat16, products read it; everything else stays float32.
+"""lower_precision: activations and their gradients are stored in bfloat16, and matmuls read it; all else is float32.
 
     h = x w           x and w as bfloat16, the sum in float32, h as bfloat16: half the memory, half the bytes to move
     y = gelu(h + b)   read as bfloat16, computed in float32, rounded once where it is stored

@@ -1,4 +1,4 @@
-"""mark_kept: which values stay readable after a run. Steps that lead to none of them, and change nothing, go."""
+"""mark_kept: which values stay readable after a run. Steps whose results nothing uses are removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""merge_matmuls: matmuls of one matrix with several weights become one with all of them.
+"""merge_matmuls: matmuls of one matrix with several weights become one matmul.
 
     q = x wqᵀ + bq     k = x wkᵀ + bk     v = x wvᵀ + bv          three products that leave a large device half idle
     y = x [wq wk wv]ᵀ + [bq bk bv]          q, k and v are slices of y, seen in place

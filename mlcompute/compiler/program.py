@@ -1,4 +1,4 @@
-"""What compilation gives: steps in order, where their values lie, and which values the outside world knows."""
+"""Program: the result of compilation: steps in order, memory offsets of values, and inputs and outputs."""
 
 from __future__ import annotations
 

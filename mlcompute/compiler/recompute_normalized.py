@@ -1,4 +1,4 @@
-"""recompute_normalized: the gradient pass computes normalised values from what was normalised, not from a copy of them.
+"""recompute_normalized: the gradient pass computes normalized values again instead of keeping them.
 
     forward     n, m, v = normalize(x)     y = relu(n scale + shift)
     gradient    n' = (x - m) / sqrt(v + epsilon)     y' = relu(n' scale + shift)

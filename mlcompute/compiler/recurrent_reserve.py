@@ -1,4 +1,4 @@
-"""recurrent_reserve: recurrent layers keep for their gradient what the device's library wants kept.
+"""recurrent_reserve: the workspace that a library keeps from a recurrent layer's forward pass for its gradient.
 
     y, h, c, gates, cells = lstm        the op's own form: gates and cells are there for the gradient
     y, h, c, reserve = recurrent        bytes that only the library can read; none where there is no gradient

@@ -1,4 +1,4 @@
-"""rematerialize: what the gradient pass can compute from what it keeps anyway is not kept from the forward pass.
+"""rematerialize: values that the gradient pass can compute from what is kept anyway are not kept.
 
     n = normalize(x)    y = relu(scale n + shift)        n must stay for its own gradient; y is three ops away from it
 

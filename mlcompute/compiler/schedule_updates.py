@@ -1,4 +1,4 @@
-"""schedule_updates: what changes memory runs as soon as it may, so that what it consumed is free early.
+"""schedule_updates: steps that change memory run as early as possible, so that their inputs are freed early.
 
 Where updates should follow each other (`Traits.updates_last`), they wait until their gradients are of some size.
 """

@@ -1,4 +1,4 @@
-"""simplify: fewer steps with the same results. Constants are folded, equal steps shared, useless ones left out."""
+"""simplify: fewer steps with the same results: constant folding, common subexpressions, dead code."""
 
 from __future__ import annotations
 

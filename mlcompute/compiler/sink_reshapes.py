@@ -1,4 +1,4 @@
-"""sink_reshapes: elementwise ops on reshaped values run before the reshape, so that they fuse with what made the value.
+"""sink_reshapes: elementwise ops on reshaped values run before the reshape, so that they fuse with the producer.
 
     y = x wᵀ + b  (512, 64)     z = reshape(y)  (4, 128, 64)     r = relu(z)
 
@@ -13,7 +13,7 @@ import math
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.simplify import drop_unused
 from mlcompute.compiler.substitution import Substitution
-from mlcompute.ops.op import TABLE, Shape, Step, Value
+from mlcompute.ops.op import TABLE, Shape, Step, Value, with_inputs
 
 _RESHAPE = TABLE["reshape"]
 
@@ -57,8 +57,7 @@ class _Sinking:
         for step in steps:
             op = step.op
             if replaced and not reads_as_before(step.inputs):
-                inputs = tuple([self.substitution[value] for value in step.inputs])
-                step = Step(op, inputs, step.results, step.attributes, step.layer, step.phase)
+                step = with_inputs(step, tuple([self.substitution[value] for value in step.inputs]))
             if op is _RESHAPE and step.results[0] in self.views:
                 self._add_reshape(step)
             # Parameters and states keep their shapes, and so do updates.

@@ -1,4 +1,4 @@
-"""Substitution: what became of values that a pass replaced by others."""
+"""Substitution: which values a pass has replaced by others."""
 
 from __future__ import annotations
 

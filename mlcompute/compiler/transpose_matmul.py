@@ -1,4 +1,4 @@
-"""transpose_matmul: a transposed matmul becomes the matmul of the transposed factors, which kernels read in place."""
+"""transpose_matmul: a transposed matmul becomes the matmul of the transposed operands, which kernels read in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""unmerge_aliased_updates: shared updates that would overwrite what they still read stand by themselves again.
+"""unmerge_aliased_updates: shared updates that would overwrite their own inputs are separated again.
 
 Element by element, a parameter is overwritten while its gradient is read. Where that is a view of the parameter, the
 ops become steps of their own, and `fuse_elementwise` sees to it.

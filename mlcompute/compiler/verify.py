@@ -1,4 +1,4 @@
-"""verify: what must hold after every pass. Runs in tests and with MLC_DEBUG=verify."""
+"""verify: the invariants after every pass. Runs in tests and with MLC_DEBUG=verify."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""write_exchanged: the step that makes a gradient writes it where it is exchanged, instead of a copy at the end.
+"""write_exchanged: a gradient is computed directly in the memory it is exchanged from, without a copy.
 
 dw = matmul(dy, x); exchanged <- dw      ->      exchanged = matmul(dy, x)
 """

@@ -1,4 +1,4 @@
-"""Engines: places where programs run. `device.py` is the contract, the other files fulfil it.
+"""Engines: devices that run programs. `device.py` is the interface, the other files implement it.
 
 An engine registers itself with its name and how to find its devices on this machine: `register("cuda", find)`. The
 modules of the engines that come with the library are imported when one of their devices is asked for.

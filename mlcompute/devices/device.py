@@ -1,4 +1,4 @@
-"""The whole contract between the upper half of the library and a device, on one page.
+"""The interface between the compiler and runtime and a device, on one page.
 
 The compiler asks an `Engine` what it supports; memory is a `Buffer`; a built program is an `Executable`.
 """

@@ -64,7 +64,10 @@ def is_on_gpu(data: object) -> bool:
         return False
     device = getattr(data, "__dlpack_device__", None)
     if device is not None:
-        return bool(device()[0] == CUDA_DEVICE)
+        try:
+            return bool(device()[0] == CUDA_DEVICE)
+        except (BufferError, TypeError, ValueError, RuntimeError):
+            return False  # nowhere, as PyTorch's meta tensors are: `host_array` refuses it
     return hasattr(data, "__cuda_array_interface__")
 
 
@@ -89,7 +92,7 @@ def _bfloat16_on_host(data: Any) -> Array | None:
     try:
         device = int(data.__dlpack_device__()[0])
         found = _from_dlpack(data, None) if device in (HOST, PINNED_HOST) else None
-    except (AttributeError, BufferError, TypeError, RuntimeError):
+    except (AttributeError, BufferError, TypeError, ValueError, RuntimeError):
         return None
     return np.asarray(_Bits(found)).view(found.dtype) if found is not None and is_bfloat16(found.dtype) else None
 

@@ -1,4 +1,4 @@
-"""Signals at a bad moment: `Held` lets Python's handlers wait, `Blocked` the operating system's.
+"""Delaying signals: `Held` delays Python's handlers, `Blocked` blocks them in the operating system.
 
 A handler in Python runs on the main thread, between any two operations, and may raise there, as that of Ctrl-C does.
 What must not end half way (a job, the queue's own records, memory that changes hands) therefore runs inside `Held`.

@@ -30,7 +30,7 @@ def cache_folder() -> Path | None:
 
 
 def read(digest: str) -> bytes | None:
-    """Machine code kept under a digest; None when there is none or it is damaged."""
+    """Machine code kept under a digest; None when there is none, or it is damaged or another's."""
     folder = cache_folder()
     if folder is None:
         return None
@@ -39,7 +39,12 @@ def read(digest: str) -> bytes | None:
     except OSError:
         return None
     checksum, code = data[:32], data[32:]
-    return code if hashlib.sha256(code).digest() == checksum else None
+    return code if _checksum(digest, code) == checksum else None
+
+
+def _checksum(digest: str, code: bytes) -> bytes:
+    """Of the code and of what it is kept under: the code of another kernel, whole as it is, would crash."""
+    return hashlib.sha256(digest.encode() + code).digest()
 
 
 def write(digest: str, code: bytes) -> None:
@@ -58,7 +63,7 @@ def write(digest: str, code: bytes) -> None:
         descriptor, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(hashlib.sha256(code).digest() + code)
+                file.write(_checksum(digest, code) + code)
             os.replace(name, folder / f"{digest}.o")
         except OSError:
             os.unlink(name)

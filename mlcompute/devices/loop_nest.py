@@ -1,4 +1,4 @@
-"""Iteration spaces and operands of kernels, without a word of any target language.
+"""Iteration spaces and operands of kernels, independent of any target language.
 
 A kernel reads and writes strided memory in nested loops. What every code writer must know before it writes the first
 line is found here, from steps and shapes alone:
@@ -30,6 +30,8 @@ Form = tuple[int, Strides, Shape, "np.dtype[Any]"]
 
 #: Fewer rows than this are not shared among threads as rows: some threads would have none.
 MIN_SHARED_ROWS = 8
+#: Elements of a cache line.
+_LINE = 16
 #: Of the time that the thread with the most rows takes, what all threads together must be busy.
 _BUSY = 0.7
 
@@ -41,6 +43,18 @@ def enough_rows(rows: int, threads: int) -> bool:
 
 def _is_even(units: int, threads: int) -> bool:
     return units >= _BUSY * threads * -(-units // threads)
+
+
+def leading_rows(shape: Shape, threads: int) -> tuple[int, int]:
+    """(rows that threads can own, how many leading axes they are): samples, or else samples and times; (0, 0) if none.
+
+    Rows of fewer elements than a cache line are owned only where they are the first axis.
+    """
+    for axes in range(1, len(shape) + 1):
+        rows = math.prod(shape[:axes])
+        if enough_rows(rows, threads) and (axes == 1 or math.prod(shape[axes:]) >= _LINE):
+            return rows, axes
+    return 0, 0
 
 
 # Operands -------------------------------------------------------------------------------------------------------------
@@ -331,13 +345,17 @@ class LoopNest(NamedTuple):
     def sharing(self, chunk: int, threads: int) -> Sharing:
         """How threads share the outermost loop: by rows where there are enough, else in chunks or iterations."""
         outermost = self.extents[0]
-        rows = next((extent for extent in self.shape if extent != 1), 1)
-        leads = bool(self.shape) and self.shape[0] == rows
-        if leads and outermost % rows == 0 and enough_rows(rows, threads):
+        rows, _ = leading_rows(self.shape, threads)
+        if rows and outermost % rows == 0 and self._begins_with_rows():
             return Sharing(rows, outermost // rows, rows)
         if len(self.extents) == 1:
             return Sharing(-(-outermost // chunk), chunk, 0)
         return Sharing(outermost, 1, 0)
+
+    def _begins_with_rows(self) -> bool:
+        """Is the outermost loop the one over the leading axes of the shape?"""
+        dense, all_ = self.dense_operands, self.operands
+        return all(all_[number].strides[0] * self.extents[0] == self.iterations for number in dense)
 
     def structure(self) -> object:
         """Everything code for this nest depends on, hashable: extents, strides and addresses may be arguments of it."""
@@ -456,30 +474,16 @@ class ReductionAxes(NamedTuple):
         return self.axes[-1].reduced
 
     @property
-    def kept(self) -> list[Axis]:
-        """Loops that are not reduced."""
-        return [axis for axis in self.axes if not axis.reduced]
-
-    @property
-    def reduced(self) -> list[Axis]:
-        return [axis for axis in self.axes if axis.reduced]
-
-    @property
-    def outer(self) -> list[Axis]:
-        """Loops whose iterations threads can share: the kept ones, without the columns."""
-        return [axis for axis in self.axes[:-1] if not axis.reduced]
-
-    @property
     def iterations(self) -> int:
         return iteration_count(self.axes)
 
 
 def shared_rows(shape: Shape, reduced: Collection[int], operands: Sequence[Operand], units: int, threads: int) -> int:
-    """Rows (the leading extent) that threads can own in all of these operands; 0 when they cannot.
+    """Rows (of leading axes) that threads can own in all of these operands; 0 when they cannot.
 
     units   pieces of work along the kept axes, outermost first: rows are owned only where they are full units
     """
-    rows = shape[0] if shape else 0
-    if not enough_rows(rows, threads) or 0 in reduced or units % rows:
+    rows, axes = leading_rows(shape, threads)
+    if not rows or any(axis < axes for axis in reduced) or units % rows:
         return 0
-    return rows if all(operand.is_dense and operand.shape[0] == rows for operand in operands) else 0
+    return rows if all(operand.is_dense and operand.shape[:axes] == shape[:axes] for operand in operands) else 0

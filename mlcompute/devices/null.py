@@ -1,4 +1,4 @@
-"""null: plans and counts, runs nothing. Compiler tests and memory questions need no hardware."""
+"""null: plans and counts, runs nothing. For tests of the compiler and of memory, without hardware."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""reference: runs the ops' NumPy meanings, slowly and obviously. What it computes is right by definition."""
+"""reference: runs the ops' NumPy meanings, slowly. Its results define what is right."""
 
 from __future__ import annotations
 

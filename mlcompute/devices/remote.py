@@ -1,4 +1,4 @@
-"""remote: NumPy behind memory of its own. What a GPU needs of the upper half of the library is proven with it.
+"""remote: NumPy with separate memory. Tests use it for what a GPU needs from the runtime.
 
 Nothing here can be reached by a host pointer: data goes in and out by copies, which are counted, and a run goes on
 after `run` has returned.

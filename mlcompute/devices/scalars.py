@@ -1,4 +1,4 @@
-"""The numbers of one run: learning rate, time step and the like, which the host writes anew every time."""
+"""Scalars of a run: learning rate, time step and the like, which the host writes before every run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many processes that train one graph: who they are, and how numbers get from one to another."""
+"""Distributed training: the processes of a group and how they exchange data."""
 
 from mlcompute.foreign_names import answer_foreign_keywords
 from mlcompute.group.group import Group

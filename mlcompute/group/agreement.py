@@ -1,4 +1,4 @@
-"""Whether all processes of a group describe the same thing: a graph, the data of a run."""
+"""Do all processes of a group have the same graph and the same data?"""
 
 from __future__ import annotations
 

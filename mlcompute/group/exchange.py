@@ -1,4 +1,4 @@
-"""What processes of a group can do together, on one page. An engine of exchange (MPI, threads, sockets) implements it.
+"""The operations of a group of processes, on one page. Exchange engines (MPI, threads, sockets) implement it.
 
 Calls are collective: every process makes the same ones in the same order. One that is not answered in time, or answered
 by another call, raises ProcessError on every process that can still be reached; nothing waits for ever.

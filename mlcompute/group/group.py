@@ -1,4 +1,4 @@
-"""Group: the processes that train together, and which part of the work is whose."""
+"""Group: the processes that train together, and which slices each of them runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mlcompute.errors import DataError, ProcessError
 from mlcompute.group.exchange import Alone, Array, Exchange, Kind
 from mlcompute.group.messages import MessageExchange
 from mlcompute.group.slices import cut
-from mlcompute.layers.arguments import real, whole
+from mlcompute.layers.arguments import number_of, real
 
 #: Into how many slices a batch is cut unless somebody says otherwise: as many processes can share the work.
 SLICES = 8
@@ -50,7 +50,7 @@ class Group:
 
     def __init__(self, exchange: Exchange, *, slices: int = SLICES) -> None:
         self.exchange = exchange
-        self._slices = whole("Group", "slices", slices, 1)
+        self._slices = number_of("Group", "slices", slices, 1)
         #: What carries gradients from GPU to GPU in the graph that was compiled last; empty where they use the engine.
         self.between_devices = ""
 
@@ -70,10 +70,10 @@ class Group:
 
     @classmethod
     def local(cls, size: int, *, slices: int = SLICES, timeout: float = TIMEOUT) -> list[Group]:
-        """Groups for so many threads of this process, one for each: they exchange like processes do."""
+        """Groups for `size` threads of this process, one each, which exchange like processes."""
         from mlcompute.group.local import Hub, LocalLink
 
-        hub = Hub(whole("Group.local", "size", size, 1))
+        hub = Hub(number_of("Group.local", "size", size, 1))
         seconds = _checked_timeout(timeout)
         exchanges = [MessageExchange(LocalLink(hub, rank), seconds) for rank in range(hub.size)]
         return [cls(exchange, slices=slices) for exchange in exchanges]
@@ -152,7 +152,7 @@ class Group:
         return received
 
     def abort(self, message: str) -> None:
-        """Let the other processes fail with this message."""
+        """Make all other processes fail with this message."""
         self.exchange.abort(message)
 
 

@@ -1,4 +1,4 @@
-"""Where processes of one machine wait for each other: a few words in memory they share, instead of messages.
+"""Barriers between processes of one machine, in shared memory instead of messages.
 
 Each process has two slots, used in turn, and writes its own only: a number that rises with every meeting, what it is
 for, and two numbers for the others. Nobody comes to the meeting after the next before all have read this one's words.

@@ -288,7 +288,7 @@ class MessageExchange(Exchange):
     def _text(self, peer: int, nbytes: int) -> str:
         text = np.empty(min(nbytes, 1 << 20), np.uint8)
         arrived = self._link.receive(peer, text)
-        _wait([arrived], _GRACE, self._link)
+        _wait([arrived], self._link)
         return text.tobytes().decode(errors="replace")
 
     def _silence(self, kind: Kind, silent: Sequence[int], waited: float) -> ProcessError:
@@ -333,7 +333,7 @@ class MessageExchange(Exchange):
                     transfers.append(self._link.send(peer, header.view(np.uint8)))
                     if data.nbytes:
                         transfers.append(self._link.send(peer, data))
-            _wait(transfers, _GRACE, self._link)
+            _wait(transfers, self._link)
         self._told = (header, data)  # a transfer nobody took may still read it
 
     def shrink(self) -> list[int]:
@@ -353,9 +353,9 @@ class MessageExchange(Exchange):
         return survivors
 
 
-def _wait(transfers: Sequence[Callable[[], bool]], seconds: float, link: Link) -> None:
+def _wait(transfers: Sequence[Callable[[], bool]], link: Link) -> None:
     """Give transfers some time; those to processes that are gone are given up."""
-    end, spins = time.monotonic() + seconds, 0
+    end, spins = time.monotonic() + _GRACE, 0
     left = list(transfers)
     while left and time.monotonic() < end:
         still = []

@@ -1,4 +1,4 @@
-"""Maps: one result element per element, after NumPy broadcasting of the inputs."""
+"""Elementwise ops, with NumPy broadcasting of the inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Indexing: elements move to places that numbers say, or come from a counter."""
+"""Indexing: gather, scatter and counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contractions: matrix products and convolutions, each with their adjoints."""
+"""Matmul and convolution, each with their adjoints."""
 
 from __future__ import annotations
 

@@ -348,6 +348,22 @@ def inner_steps(step: Step) -> tuple[Step, ...]:
     return tuple(filled)
 
 
+def with_inputs(step: Step, inputs: tuple[Value, ...]) -> Step:
+    """The same step of other values, which the steps it consists of read, too. Its results stay what they are."""
+    attributes = step.attributes
+    if attributes.get("inputs") is step.inputs:
+        renamed = dict(zip(step.inputs, inputs, strict=True))
+        attributes = {
+            **attributes,
+            "steps": tuple(
+                with_inputs(inner, tuple([renamed.get(value, value) for value in inner.inputs]))
+                for inner in attributes["steps"]
+            ),
+            "inputs": inputs,
+        }
+    return Step(step.op, inputs, step.results, attributes, step.layer, step.phase)
+
+
 def overwritten_by(step: Step) -> tuple[Value, ...]:
     """Parameters and states a step overwrites."""
     if step.op.is_pure:

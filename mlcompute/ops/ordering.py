@@ -1,4 +1,4 @@
-"""Along one axis, one element after the other: sorting, the k largest, running sums."""
+"""Ops along one axis: sort, top-k, cumulative sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State: the one op that changes memory outliving a run."""
+"""State: the one op that changes memory that outlives a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views: the same numbers through other extents. A device may answer them without moving a byte."""
+"""Views: the same elements with another shape or strides. A device need not copy."""
 
 from __future__ import annotations
 

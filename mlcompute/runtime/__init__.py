@@ -1,1 +1,1 @@
-"""From a call to its result: storage, requests, compiled graphs, runs, queues. No device's name in it."""
+"""From a call to its result: storage, requests, compiled graphs, runs, queues. Independent of the device."""

@@ -34,14 +34,17 @@ class Exchanged:
     def data(self) -> Array | None:
         """The values, or None."""
 
-    def _values(self) -> Array:
+    def _values(self, otherwise: str = "") -> Array:
         data = self.data
         if data is None:
-            raise DataError(f"Tensor '{self.label}' has no data", fix="run a graph that computes it, or give it data")
+            fix = f"run a graph that computes it, or give it data{otherwise}"
+            raise DataError(f"Tensor '{self.label}' has no data", fix=fix)
         return data
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        array = self._values()
+        array = self._values(
+            "; in an expression, x.exp() and mlc.concatenate([x, y], axis) instead of NumPy's functions"
+        )
         if copy is False:
             raise ValueError(
                 f"Tensor '{self.label}': its memory cannot be had without a copy; share an array of your own instead: "

@@ -1,4 +1,4 @@
-"""Work that goes on while this thread computes: one piece after the other, on a thread of its own."""
+"""A background thread that does one piece of work after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How buckets get from one process to another: sums over slices to whoever owns them, new values to everybody.
+"""The exchange of buckets: sums over slices go to the owners, new values go to all processes.
 
 within a machine    each process leaves its sums in memory that all share, and reads there those of the others. The
                     parameters of all lie there, too, where whoever owns a shard leaves it: nothing is sent or copied

@@ -1,4 +1,4 @@
-"""What a call brings: its batch size, its data by name, and something for every input of the phases that will run."""
+"""The data of a call: its batch size, its arrays by name, and a source for every input of its phases."""
 
 from __future__ import annotations
 

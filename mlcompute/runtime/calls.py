@@ -1,4 +1,4 @@
-"""What `execute` and its parts ask for: which program, which phases, on what data."""
+"""`execute` and the separate passes: which program, which phases, on what data."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from mlcompute.compiler.program import Program
 from mlcompute.compiler.request import Request
 from mlcompute.devices import engine_of, engines_of
 from mlcompute.enums import DeviceType, GraphCompilationOptions
-from mlcompute.errors import CompileError, DeviceError, GraphError
+from mlcompute.errors import CompileError, DataError, DeviceError, GraphError
 from mlcompute.group.exchange import Alone
 from mlcompute.group.group import TIMEOUT, Group
 from mlcompute.layers.layer_state import layer_state
@@ -61,7 +62,7 @@ def compile_graph(
         )
     if len(engines_of(device)) > 1 and session.definition.learning is not None:
         group = _on_several(device, group, who)
-    session.definition.declared.check("compile (input_tensors)", input_tensors)
+    session.definition.declared.check("compile", "input_tensors", input_tensors)
     session.check_links(session.links, options)
     for other in session.links:
         if other is not session and other.device is not None and engine_of(other.device).name != engine_of(device).name:
@@ -76,6 +77,7 @@ def compile_graph(
         if name in input_tensors_data
     }
     session.wait()
+    _expect_memory_of_their_own(session)
     session.sends_early = group is not None and group.exchange.sends_early and _shares_memory(device)
     before = (session.device, session.options, session.constants, session.group)
     session.device, session.options, session.constants, session.group = device, options, constants, group
@@ -88,6 +90,24 @@ def compile_graph(
         begin_together(session.in_group)
     for node in session.definition.nodes_before_loss():
         layer_state(node.layer).device_type = device.actual_device_type
+
+
+def _expect_memory_of_their_own(session: Session) -> None:
+    """Refuse two parameters over one piece of the caller's memory: each update would write the other's values."""
+    found = []
+    for tensor in session.definition.updated_tensors():
+        storage = state_of(tensor).storage
+        if storage is not None and storage.is_callers:
+            memory = storage.host_memory()
+            begin = memory.__array_interface__["data"][0]
+            found.append((begin, begin + memory.nbytes, tensor.label))
+    found.sort()
+    for (_, end, label), (begin, _, other) in itertools.pairwise(found):
+        if begin < end:
+            raise DataError(
+                f"{session.definition.who}.compile: parameters '{label}' and '{other}' share memory",
+                fix="give each its own buffer; to share weights, use one tensor in both layers",
+            )
 
 
 def use_optimizer(session: Session, optimizer: Optimizer) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.errors import DataError
+from mlcompute.layers.arguments import named
 from mlcompute.layers.names import has_default_label
 from mlcompute.runtime.inputs import Named
 from mlcompute.tensor import Tensor
@@ -47,12 +48,12 @@ class Declarations:
     ) -> None:
         """Add to what is fed; all or, when one of them is no tensor, nothing."""
         added = (
-            ("inputs", self.inputs, inputs or {}),
-            ("loss_labels", self.labels, labels or {}),
-            ("loss_label_weights", self.label_weights, label_weights or {}),
+            ("inputs", self.inputs, {} if inputs is None else inputs),
+            ("loss_labels", self.labels, {} if labels is None else labels),
+            ("loss_label_weights", self.label_weights, {} if label_weights is None else label_weights),
         )
         for kind, _, given in added:
-            self.check(f"add_inputs ({kind})", given)
+            self.check("add_inputs", kind, given)
         given_now = {tensor for _, _, given in added for tensor in given.values()}
         for name in [name for name, tensor in self.undeclared.items() if tensor in given_now]:
             del self.undeclared[name]
@@ -72,7 +73,7 @@ class Declarations:
 
     def add_outputs(self, outputs: Mapping[str, Tensor]) -> None:
         """Add to what is wanted."""
-        self.check("add_outputs", outputs)
+        self.check("add_outputs", "outputs", outputs)
         self.outputs.update(outputs)
 
     def output(self, method: str, name: str) -> Tensor:
@@ -85,11 +86,12 @@ class Declarations:
             )
         return self.outputs[name]
 
-    def check(self, method: str, given: Mapping[str, Tensor]) -> None:
+    def check(self, method: str, kind: str, given: Mapping[str, Tensor]) -> None:
         """Refuse anything but names and tensors."""
-        for name, tensor in given.items():
+        who = f"{self.who}.{method}"
+        for name, tensor in named(who, kind, given).items():
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
-                raise TypeError(f"{self.who}.{method}: needs names and Tensors, not {name!r}: {type(tensor).__name__}")
+                raise TypeError(f"{who} ({kind}): needs names and Tensors, not {name!r}: {type(tensor).__name__}")
 
     @property
     def fed(self) -> list[Tensor]:
@@ -118,7 +120,8 @@ class Declarations:
             ("loss_labels_data", self.labels, labels),
             ("loss_label_weights_data", self.label_weights, label_weights),
         ):
-            for name, data in (given or {}).items():
+            given = {} if given is None else named(f"{self.who}.{method}", kind, given)
+            for name, data in given.items():
                 if name in declared or name in self.undeclared:
                     tensor = declared[name] if name in declared else self.undeclared[name]
                     if tensor in found and not _are_equal(found[tensor], data):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, overload
 from mlcompute.building.contents import contents_of
 from mlcompute.building.node_index import NodeIndex
 from mlcompute.graph import Graph, Node
+from mlcompute.layers.arguments import listed
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
 from mlcompute.optimizers.optimizer import Optimizer
@@ -81,12 +82,13 @@ class Definition:
     """
 
     def __init__(self, who: str, own: list[Node], graphs: Sequence[Graph], learning: Learning | None = None) -> None:
+        graphs = listed(who, "graph_objects", graphs, Graph)
         for graph in graphs:
             if not isinstance(graph, Graph):
                 raise TypeError(f"{who}: graph_objects must be Graphs, not {type(graph).__name__}")
         self.who = who
         self.own = own
-        self.graphs = list(graphs)
+        self.graphs = graphs
         self.learning = learning
         self.declared = Declarations(who)
         #: The sum of several losses, once there are several.

@@ -75,7 +75,7 @@ class Inputs:
                         inputs[value] = there
                         continue
                 if not isinstance(standing, np.ndarray):
-                    inputs[value] = self._later(tensor, value, per_sample, standing, who)
+                    inputs[value] = self._later(tensor, value, per_sample, standing, who, skips)
                     continue
                 if tensor.varies and standing.shape[1:] != value.shape[1:]:
                     raise DataError(
@@ -125,12 +125,17 @@ class Inputs:
         per_sample: int,
         find: Callable[[], Array | None] | None,
         who: Callable[[Tensor], str],
+        skips: bool,
     ) -> Callable[[], Array]:
         if find is None:
+            skipped = "SKIP_WRITING_INPUT_DATA_TO_DEVICE takes what was written before, and nothing was"
             raise DataError(
                 f"{who(tensor)} was not given",
+                reason=skipped if skips else "",
                 expected=repr(tensor.descriptor),
-                fix="pass its data by name, or attach it with bind_and_write_data first",
+                fix="leave that option out of the first run"
+                if skips
+                else "pass its data by name, or attach it with bind_and_write_data first",
             )
 
         def get() -> Array:

@@ -1,4 +1,4 @@
-"""What can be read of a graph: the values of its last run, which lie in its memory until the next one begins."""
+"""What can be read after a run: its values stay in the graph's memory until the next run begins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlcompute.devices.device import Completion, Executable
 from mlcompute.devices.foreign_array import Lying
 from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.passes import Passes
-from mlcompute.runtime.run_result import Keeper, ResultState
+from mlcompute.runtime.run_result import ResultState
 from mlcompute.runtime.run_specification import RunSpecification
 from mlcompute.tensor import Tensor
 
@@ -34,7 +34,7 @@ class LastRun:
         self._result: weakref.ref[ResultState] | None = None
         self._result_value: Value | None = None
         self._keeping = threading.RLock()  # the graph may be taken apart inside of it
-        self._weakly: weakref.ref[Keeper] = weakref.ref(self)
+        self._weakly: weakref.ref[LastRun] = weakref.ref(self)
 
     def is_overwritten(self) -> None:
         """Another run is about to begin: give the result memory of its own, if somebody holds it."""

@@ -1,4 +1,4 @@
-"""A loss given as a plain function of tensors: what it computes becomes layers, and its result is minimised."""
+"""A loss given as a function of tensors: its operations become layers, and its result is minimised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a graph is to what the compiler is asked for."""
+"""Make the compiler's request from the definition of a graph."""
 
 from __future__ import annotations
 

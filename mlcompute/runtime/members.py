@@ -10,7 +10,7 @@ from mlcompute.compiler.program import Program
 from mlcompute.enums import GraphCompilationOptions
 from mlcompute.graph import Graph, Node
 from mlcompute.group.group import Group
-from mlcompute.layers.arguments import whole
+from mlcompute.layers.arguments import flags, named, number_of
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.objective import is_loss
 from mlcompute.runtime.compile_session import compile_graph
@@ -52,8 +52,9 @@ def compile(
     expect_device(who, "device", device)
     if group is not None and not isinstance(group, Group):
         raise TypeError(f"{who}: group must be a Group, not {type(group).__name__}; write group=mlc.Group.world()")
-    given = (input_tensors or {}, input_tensors_data or {})
-    compile_graph(self._session, device, GraphCompilationOptions(options), *given, group)
+    constants = {} if input_tensors_data is None else named(who, "input_tensors_data", input_tensors_data)
+    given = ({} if input_tensors is None else input_tensors, constants)
+    compile_graph(self._session, device, flags(who, GraphCompilationOptions, options), *given, group)
     return True
 
 
@@ -141,9 +142,9 @@ def node_count(self: CompiledGraphs) -> int:
 
 
 def size_limit(self: CompiledGraphs) -> int:
-    """Of how many sizes of inputs that vary programs are kept, besides the inputs' own; 32 unless it is set.
+    """For how many sizes of varying inputs programs are kept, besides the declared size; 32 by default.
 
-    Those used longest ago go first, and are compiled again when their size comes back. All share one piece of
+    The least recently used are dropped, and compiled again when their size comes back. All share one block of
     memory, as large as the largest needs: `device_memory_size`.
     """
     return self._session.size_limit
@@ -151,7 +152,7 @@ def size_limit(self: CompiledGraphs) -> int:
 
 def set_size_limit(self: CompiledGraphs, limit: int) -> None:
     """Assign to `size_limit`."""
-    self._session.set_size_limit(whole(type(self).__name__, "size_limit", limit, 1))
+    self._session.set_size_limit(number_of(type(self).__name__, "size_limit", limit, 1))
 
 
 def rows_per_sample(self: CompiledGraphs, tensor: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Random values of a new tensor, and how they become those of a layer's true fans."""
+"""Random initial values of a tensor, with the layer's true fans."""
 
 from __future__ import annotations
 

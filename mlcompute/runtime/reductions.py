@@ -1,4 +1,4 @@
-"""How what is minimised joins the samples of a batch: as a sum, as a mean, or in a way nobody can tell."""
+"""Is the objective a sum or a mean over samples, or neither?"""
 
 from __future__ import annotations
 

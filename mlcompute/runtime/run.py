@@ -1,4 +1,4 @@
-"""A call is prepared, accepted, queued, and carried out when its turn has come."""
+"""Run: a call is prepared, accepted, queued and executed."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from mlcompute.devices.scalars import Scalars
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError
 from mlcompute.execution import Execution, GraphCompletionHandler
+from mlcompute.layers.arguments import flags, named
 from mlcompute.ops.op import Array, Value
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.platform import RandomPasses
@@ -49,6 +50,15 @@ class Call:
     outputs_data: Named | None = None
     replaced: Sequence[tuple[Storage, Array]] = ()
     scalars: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        self.options = flags(self.method, ExecutionOptions, self.options)
+        if self.completion_handler is not None and not callable(self.completion_handler):
+            raise TypeError(
+                f"{self.method}: completion_handler must be a function, not {type(self.completion_handler).__name__}"
+            )
+        if self.outputs_data is not None:
+            named(self.method, "outputs_data", self.outputs_data)
 
 
 class Run:

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from mlcompute.runtime.tensor_state import TensorState, state_of
 from mlcompute.tensor import Tensor, tensor_ids
 from mlcompute.tensor_data import Array, ArrayLike
 
-
-class Keeper(Protocol):
-    """Whoever knows the memory in which the result still lies."""
-
-    def keep_result(self, of: ResultState | None = None) -> None:
-        """Give the result, if it is this one, memory of its own: `ResultState.kept`."""
+if TYPE_CHECKING:
+    from mlcompute.runtime.last_run import LastRun
 
 
 class ResultState(TensorState):
     """Where the values of one run lie.
 
-    of  the graph's own tensor
+    of      the graph's own tensor
+    keeper  knows the memory in which the result still lies
     """
 
     #: The values, in memory that nobody else writes, or a way to get them; None while they lie in the graph's.
     kept: Array | Callable[[], Array] | None = None
 
-    def __init__(self, tensor: Tensor, keeper: weakref.ref[Keeper]) -> None:
+    def __init__(self, tensor: Tensor, keeper: weakref.ref[LastRun]) -> None:
         self.of, self._keeper = tensor, keeper
 
     def values(self, tensor: Tensor | None = None) -> Array | None:

@@ -51,7 +51,7 @@ _MOST_UNSETTLED = 8
 
 
 class Session:
-    """One graph at run time. Its tensors know it: it may hold their values, or be changing them (see `Resident`).
+    """One graph at run time. Its tensors know it: it may hold their values, or be changing them.
 
     device     what it was compiled for; None before
     group      the processes that train it together; None: this one alone
@@ -350,12 +350,6 @@ class Session:
                 if run.error is not None and not run.error_was_seen:
                     run.raise_error()
 
-    def _unsettled_at(self, place: int) -> Job | None:
-        try:
-            return self.unsettled[place]
-        except IndexError:  # or another thread has just taken the last one
-            return None
-
     def has_seen(self, run: Job) -> None:
         """Somebody has waited for a run and knows how it went."""
         try:  # noqa: SIM105  a small step would pay for a context manager
@@ -378,14 +372,17 @@ class Session:
         Inside a completion handler it returns at once: what the run computed can be read there.
         """
         with self._settling:
-            last = self._unsettled_at(-1)
+            try:
+                last = self.unsettled[-1]
+            except IndexError:  # or another thread has just taken the last one
+                last = None
         if last is not None:
             if not last.queue.is_running_here():
                 last.queue.wait_for(last)
             last.wait_for_device()
             self.raise_unseen_error()
 
-    # Resident (see mlcompute.tensor) --------------------------------------------------------------------------------
+    # What its tensors ask (mlcompute/runtime/tensor_state.py) ---------------------------------------------------------
 
     @property
     def kind(self) -> str:

@@ -106,11 +106,6 @@ class Storage:
         """Is the host memory the caller's own?"""
         return self._is_callers
 
-    @property
-    def moment(self) -> int:
-        """Rises when somebody writes the values in host memory, here or in a run on a device that shares it."""
-        return self._moment_of_host()
-
     def touched(self) -> None:
         """Somebody has written into the host's memory directly."""
         self._host_moment = next(_moments)

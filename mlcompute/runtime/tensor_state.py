@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from mlcompute.devices.foreign_array import Lying
 from mlcompute.ops.op import Array
@@ -18,40 +18,11 @@ if TYPE_CHECKING:
     from mlcompute.devices.device import Engine
     from mlcompute.graph import Graph, Node
     from mlcompute.runtime.random_values import Redrawn, Rescaled
+    from mlcompute.runtime.session import Session
     from mlcompute.tensor import Tensor
 
 #: Counts the moments at which data was attached or fed, to tell which came last.
 moments = itertools.count(1)
-
-
-class Resident(Protocol):
-    """A compiled graph the tensor takes part in: it may hold the tensor's current value, or be changing it."""
-
-    @property
-    def kind(self) -> str:
-        """What messages call the graph."""
-
-    @property
-    def last_run(self) -> int:
-        """Rises with every run, over all graphs: the latest run has the current value."""
-
-    def wait(self) -> None:
-        """Return when all queued work that may change the tensor is done; raises what it failed with."""
-
-    def computes(self, tensor: Tensor) -> bool:
-        """Did its last run compute the tensor?"""
-
-    def fetch(self, tensor: Tensor) -> Array | None:
-        """The tensor's value as a fresh array; None when the last run did not keep it."""
-
-    def lying(self, tensor: Tensor, engine: Engine) -> Lying | None:
-        """The tensor's value where it lies on a device; None when it does not, or the last run did not keep it."""
-
-    def rebound(self, tensor: Tensor) -> None:
-        """The tensor has got other memory for its data or its optimizer state; raises when that does not fit."""
-
-    def outdated(self) -> None:
-        """What was compiled no longer holds, for example which tensors the optimizer updates."""
 
 
 class TensorState:
@@ -69,7 +40,7 @@ class TensorState:
     bound_on_gpu: object = None
     bound_at: int = 0
     #: The graphs that may hold the tensor's values, or change them, by references that all tensors of a graph share.
-    resident_references: tuple[weakref.ref[Resident], ...] = ()
+    resident_references: tuple[weakref.ref[Session], ...] = ()
     #: What graphs that are gone computed last, and in which run.
     left_values: tuple[int, Array | None] = (0, None)
     #: The node that computes the tensor, which may be gone.
@@ -111,11 +82,11 @@ class TensorState:
             self.unscaled = None
 
     @property
-    def residents(self) -> list[Resident]:
+    def residents(self) -> list[Session]:
         """The graphs that may hold the tensor's values, or change them."""
         return [found for one in self.resident_references if (found := one()) is not None]
 
-    def wait_for_runs(self) -> list[Resident]:
+    def wait_for_runs(self) -> list[Session]:
         """Wait for every graph that may be changing the tensor; they come back latest first."""
         residents = self.residents
         for resident in residents:
@@ -187,7 +158,7 @@ class TensorState:
         made.optimizer_storages = [state.copy() for state in self.optimizer_storages]
         return made
 
-    def _say_not_kept(self, resident: Resident) -> None:
+    def _say_not_kept(self, resident: Session) -> None:
         """A step keeps outputs and losses only; whoever reads another result is told so, once."""
         node = self.node
         if node is None or self._told:
@@ -222,7 +193,7 @@ _reserve(
 state_of: Callable[[Tensor], TensorState] = attrgetter("_state")
 
 
-def reside(tensors: Iterable[Tensor], resident: Resident, device: Device | None = None) -> None:
+def reside(tensors: Iterable[Tensor], resident: Session, device: Device | None = None) -> None:
     """A compiled graph may hold the values of some tensors, or change them, on a device."""
     own = weakref.ref(resident)
     alone = (own,)

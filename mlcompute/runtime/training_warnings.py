@@ -23,6 +23,7 @@ def warn_about_training(request: Request, learning: Learning, losses: list[Node]
     """Everything that can be said before the graph is compiled; each warning is given once."""
     producers = _producers({*request.minimised, *(node.sources[0] for node in losses)}, request.nodes)
     _warn_about_functions_taken_twice(losses, producers, learning)
+    _warn_about_single_classes(losses, learning)
     if learning.optimizer is not None:
         if learning.optimizer.gradient_rescale == 1.0:  # who rescales the gradient of a sum knows of the sum
             _warn_about_sums(request, producers, learning)
@@ -52,6 +53,18 @@ def _warn_about_functions_taken_twice(losses: list[Node], producers: Mapping[Ten
                 learning,
                 f"{source.who} feeds {loss.who}, which applies {function} itself: the {function} is taken twice. "
                 f"Remove the {function} layer, or use a {other} loss.",
+            )
+
+
+def _warn_about_single_classes(losses: list[Node], learning: Learning) -> None:
+    """A choice among classes where there is one: most likely the question is a yes or no."""
+    for node in losses:
+        loss, shape = node.layer, node.sources[0].descriptor.shape
+        kind = loss.descriptor.loss_type if isinstance(loss, LossLayer) else None
+        if isinstance(loss, LossLayer) and kind in _OF_ONE_CLASS and shape[loss.class_axis(shape)] == 1:
+            _warn(
+                learning,
+                f"{loss.who} chooses among classes, and the prediction of shape {shape} has one: {_OF_ONE_CLASS[kind]}",
             )
 
 
@@ -158,6 +171,14 @@ def _is_one_number(node: Node, tensor: Tensor) -> bool:
 _FUNCTIONS_IN_LOSSES = {
     LossType.SOFTMAX_CROSS_ENTROPY: ("softmax", "categorical cross entropy"),
     LossType.SIGMOID_CROSS_ENTROPY: ("sigmoid", "log"),
+}
+
+
+#: What a loss over classes is where there is one of them.
+_OF_ONE_CLASS = {
+    LossType.SOFTMAX_CROSS_ENTROPY: "the loss is always 0, and nothing is learned. For a yes or no use a sigmoid cross "
+    "entropy loss, for numbers mean squared error.",
+    LossType.CATEGORICAL_CROSS_ENTROPY: "labels of 0 have no loss. For a yes or no use a log loss.",
 }
 
 

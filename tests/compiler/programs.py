@@ -14,6 +14,7 @@ from mlcompute.compiler.context import Transform
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.simplify import drop_unused
 from mlcompute.compiler.simplify import simplify as simplify_pass
+from mlcompute.compiler.substitution import Substitution
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.devices.null import Null
 from mlcompute.ops.op import FLOAT32, Array, Step, Trace, Value, emit_all, run_meaning
@@ -65,15 +66,30 @@ class Supporting(Null):
         return self._supports(step)
 
 
+@dataclass(eq=False)
+class Recorded(Context):
+    """Knows what became of every value."""
+
+    became: dict[Value, Value] = field(default_factory=dict)
+
+    def substitute(self, substitution: Substitution) -> None:
+        super().substitute(substitution)
+        self.became |= {value: substitution[by] for value, by in self.became.items()}
+        self.became |= {value: substitution[value] for value in substitution.replaced}
+
+    def final(self, value: Value) -> Value:
+        return self.became.get(value, value)
+
+
 def apply(
     transform: Transform,
     trace: Trace,
     keep: Iterable[Value] = (),
     supports: Callable[[Step], bool] = lambda step: True,
     style: str = "fused",
-) -> Context:
+) -> Recorded:
     """Run one pass over the steps of a trace, which has the new ones afterwards."""
-    context = Context(Request(), Supporting(supports), Program(style, 1), trace=trace, kept=frozenset(keep))
+    context = Recorded(Request(), Supporting(supports), Program(style, 1), trace=trace, kept=frozenset(keep))
     trace.steps = transform(trace.steps, context)
     return context
 

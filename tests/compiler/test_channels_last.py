@@ -145,3 +145,44 @@ def test_volumes() -> None:
     names = check(trace, [x, w], [z])
     assert names[:5] == ["transpose", "copy", "convolution", "relu", "sum"]
     assert trace.steps[0].attributes["axes"] == (0, 2, 3, 4, 1)
+
+
+def test_sequences_stay_inside_between_convolutions() -> None:
+    """A convolution of sequences is one of images of height 1; what lies between two of them needs no transpose."""
+    trace = Trace()
+    x, v, w = feed(trace, (2, 3, 9)), feed(trace, (4, 3, 1, 3)), feed(trace, (5, 2, 1, 3))
+    window = ((1, 1), (1, 1), (0, 0, 1, 1), 1)
+    y = ops.reshape(ops.convolution(ops.reshape(x, (2, 3, 1, 9)), v, *window), (2, 4, 9))
+    gated = ops.tanh(ops.slice_(y, (0, 0, 0), (2, 2, 9))) * ops.sigmoid(ops.slice_(y, (0, 2, 0), (2, 4, 9)))
+    padded = ops.pad(gated, (0, 0, 2), (0, 0, 0), 0.0)
+    z = ops.convolution(ops.reshape(padded, (2, 2, 1, 11)), w, *window)
+    mean = ops.sum_(ops.reshape(z, (2, 5, 11)), (2,))
+    names = check(trace, [x, v, w], [mean])
+    assert names.count("transpose") == names.count("copy") == 1, "for the source"
+
+
+def test_a_reshape_of_pixels_alone_stays_inside() -> None:
+    trace = Trace()
+    x, w = feed(trace, (2, 3, 6, 6)), feed(trace, (4, 3, 3, 3))
+    pixels = ops.reshape(ops.convolution(x, w, *CONVOLUTION), (2, 4, 36))
+    tokens = ops.transpose(pixels, (0, 2, 1))  # as they lie
+    names = check(trace, [x, w], [tokens])
+    assert names == ["transpose", "copy", "convolution", "reshape", "reshape"]
+    trace = Trace()
+    x, w = feed(trace, (2, 3, 6, 6)), feed(trace, (4, 3, 3, 3))
+    groups = ops.reshape(ops.convolution(x, w, *CONVOLUTION), (2, 2, 72))  # mixes channels and pixels
+    assert check(trace, [x, w], [groups]) == ["transpose", "copy", "convolution", "transpose", "reshape"]
+
+
+def test_a_transpose_to_images_is_undone() -> None:
+    """Of tokens that become an image again: the convolution and the sum read them as they lie."""
+    trace = Trace()
+    tokens, v, w = feed(trace, (2, 6, 5, 4)), feed(trace, (3, 4, 3, 3)), feed(trace, (4, 3, 3, 3))
+    image = ops.transpose(tokens, (0, 3, 1, 2))
+    y = ops.convolution(ops.convolution(image, v, *CONVOLUTION), w, *CONVOLUTION) + image
+    names = check(trace, [tokens, v, w], [y])
+    assert names == ["transpose", "convolution", "convolution", "add", "transpose"], "the first is for nobody"
+    trace = Trace()
+    tokens, v = feed(trace, (2, 6, 5, 8)), feed(trace, (3, 4, 3, 3))
+    cut = ops.transpose(ops.slice_(tokens, (0, 0, 0, 0), (2, 6, 5, 4)), (0, 3, 1, 2))  # with gaps: made dense
+    assert check(trace, [tokens, v], [ops.convolution(cut, v, *CONVOLUTION)]).count("copy") == 1

@@ -267,6 +267,23 @@ def test_fuse_update_into_matmul() -> None:
         np.testing.assert_allclose(memory[w], before - memory[a].T @ memory[b], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("factor", "fuses"), [("input", True), ("updated", False), ("target", False)])
+def test_a_matmul_reads_parameters_as_they_were(factor: str, fuses: bool) -> None:
+    """The gradient of b in a b is computed before a is overwritten; and not while what it reads is."""
+    trace = Hand().context.trace
+    a, w = feed(trace, (4, 3), "parameter"), feed(trace, (3, 4), "parameter")
+    b, rate = feed(trace, (4, 4)), feed(trace, ())
+    left = {"input": feed(trace, (4, 3)), "updated": a, "target": ops.reshape(w, (4, 3))}[factor]
+    trace.phase = "gradient"
+    gradient = ops.matmul(ops.transpose(left), b)
+    trace.phase = "update"
+    ops.assign(a, a - rate)
+    ops.assign(w, w - gradient)
+    apply(fuse_elementwise, trace)
+    apply(fuse_update_into_matmul, trace)
+    assert ("matmul_update" in [step.op.name for step in trace.steps]) is fuses
+
+
 def test_every_pass_has_tests() -> None:
     """Some test of this folder imports it from its file."""
     texts = [file.read_text() for file in Path(__file__).parent.glob("test_*.py")]

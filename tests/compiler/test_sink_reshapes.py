@@ -8,10 +8,11 @@ from hypothesis import given, settings
 
 from mlcompute import ops
 from mlcompute.compiler.fuse_elementwise import fuse_elementwise
+from mlcompute.compiler.fuse_normalization import fuse_normalization
 from mlcompute.compiler.sink_reshapes import sink_reshapes
 from mlcompute.compiler.verify import verify_steps
-from mlcompute.ops.op import Trace
-from tests.compiler.programs import Drawn, apply, feed, programs
+from mlcompute.ops.op import Trace, inner_steps
+from tests.compiler.programs import Drawn, apply, feed, programs, run
 
 
 def names(trace: Trace) -> list[str]:
@@ -104,3 +105,21 @@ def test_numbers_are_the_same_to_the_last_bit(drawn: Drawn) -> None:
         np.testing.assert_array_equal(actual[found.final(value)], expected[value])
     for value, array in lasting.items():
         np.testing.assert_array_equal(stored[value], array)
+
+
+def test_a_fused_step_reads_what_a_reshape_there_and_back_shows() -> None:
+    """The steps it consists of, too: a device that writes its kernel looks them up."""
+    trace = Trace()
+    x = feed(trace, (4, 3, 40))
+    y = ops.reshape(ops.relu(ops.reshape(ops.exp(x), (12, 40))), (4, 3, 40))
+    z = ops.tanh(ops.normalize(y, (2,), 1e-5)[0] * 2.0)
+    apply(fuse_normalization, trace, [z])
+    assert "fused_normalization" in names(trace)
+    before = run(trace, [x], [z])
+    apply(sink_reshapes, trace, [z])
+    assert names(trace) == ["exp", "relu", "fused_normalization"]
+    *_, fused = trace.steps
+    made = {value for inner in inner_steps(fused) for value in inner.results}
+    assert {value for inner in inner_steps(fused) for value in inner.inputs} - made == set(fused.inputs)
+    assert set(fused.results) <= made
+    np.testing.assert_array_equal(run(trace, [x], [z]), before)

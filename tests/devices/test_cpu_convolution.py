@@ -72,6 +72,29 @@ def test_without_a_library(kind: str, op: str, monkeypatch: pytest.MonkeyPatch) 
     bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4))
 
 
+#: Depthwise kinds, and whether oneDNN has a kernel for the (convolution, gradient of its input, of its filters).
+DEPTHWISE: list[tuple[tuple[Any, ...], tuple[bool, bool, bool]]] = [
+    (((3, 32, 10, 9), (32, 1, 3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 32), (True, True, True)),
+    (((3, 32, 10, 9), (32, 1, 5, 5), (1, 1), (1, 1), (2, 2, 2, 2), 32), (True, True, False)),
+    (((2, 32, 12, 12), (32, 1, 3, 3), (1, 1), (2, 2), (2, 2, 2, 2), 32), (True, False, False)),
+    (((2, 16, 1, 50), (16, 1, 1, 9), (1, 1), (1, 1), (0, 0, 4, 4), 16), (True, True, False)),
+]
+
+
+@pytest.mark.skipif(convolution.onednn.load() is None, reason="oneDNN is not installed")
+@pytest.mark.parametrize(("kind", "by_library"), DEPTHWISE)
+def test_depthwise_convolutions_that_the_library_has_no_kernel_for_are_ours(
+    kind: tuple[Any, ...], by_library: tuple[bool, bool, bool]
+) -> None:
+    for op, expected in zip(
+        ("convolution", "convolution_input_gradient", "convolution_weight_gradient"), by_library, strict=True
+    ):
+        bench = bench_of(op, kind)
+        assert bench.entries is not None
+        assert any("oneDNN" in entry.kernel for entry in bench.entries) == expected, op
+        bench.check(lambda found, right: np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4))
+
+
 @pytest.mark.parametrize("inputs", [1, 2, vector_lanes() // 2])
 def test_input_gradients_with_few_channels_have_a_kernel_of_their_own(inputs: int) -> None:
     """With a library, too: it fills vectors of channels up."""

@@ -55,7 +55,7 @@ def test_same_bits_as_packed_weights(sizes: tuple[int, int, int], monkeypatch: p
     assert (np.abs(one - exact) <= 2 * np.finfo(np.float32).eps * np.sqrt(sizes[1] + 1) * size).all()
     for threads in (2, 3, 5):
         assert made.run(threads)[0].tobytes() == one.tobytes(), "the number of threads changes the sums"
-    monkeypatch.setattr(matmul, "suits_in_place", lambda *operands: False)
+    monkeypatch.setattr(matmul, "shared_in_place", lambda *operands: None)
     packed, _, _ = bench(*sizes)
     assert kernels(packed) == ["gemm_nt"]
     assert packed.run(1)[0].tobytes() == one.tobytes()
@@ -77,3 +77,25 @@ def test_pieces_cover_everything_once() -> None:
 )
 def test_other_products_pack_their_weights(sizes: tuple[int, int, int]) -> None:
     assert KERNEL not in kernels(bench(*sizes)[0])
+
+
+#: Rows of 16 threads, depth, columns: panels that are full, nearly full, and half as wide.
+OWN_ROWS = [(16 * WIDEST, 256, 256), (16 * WIDEST - 5, 131, 333), (16 * max(16, 2 * vector_lanes()), 260, 800)]
+
+
+@pytest.mark.parametrize("sizes", OWN_ROWS)
+def test_threads_own_rows(sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _, _ = bench(*sizes)
+    (entry,) = made.entries or ()
+    assert (entry.kernel, entry.rows, entry.by_row) == (f"{KERNEL}, own rows", sizes[0], {0, 2})
+    (one,) = made.run(1)
+    for threads, pieces in ((2, 1), (3, 4), (16, 1), (16, 3)):
+        assert made.run(threads, pieces)[0].tobytes() == one.tobytes(), "the number of threads changes the sums"
+    monkeypatch.setattr(matmul, "shared_in_place", lambda *operands: None)
+    packed, _, _ = bench(*sizes)
+    assert kernels(packed) == ["gemm_nt"]
+    assert packed.run(1)[0].tobytes() == one.tobytes()
+
+
+def test_threads_own_rows_only_where_the_weights_fit_every_cache() -> None:
+    assert kernels(bench(16 * WIDEST, 1024, 1024)[0]) == ["gemm_nt"]

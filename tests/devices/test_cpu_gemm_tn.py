@@ -18,6 +18,8 @@ from mlcompute.compiler.verify import verify_program
 from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.cpu.gemm import gemm_tn, matmul
 from mlcompute.devices.cpu.runtime import schedule
+from mlcompute.devices.device import Engine
+from mlcompute.devices.reference import Reference
 from mlcompute.ops.op import FLOAT32, Array, Trace, Value, run_meaning
 from mlcompute.ops.views import transpose
 from tests.compiler.programs import apply
@@ -182,3 +184,21 @@ def test_what_a_program_shows() -> None:
 def test_a_gradient_others_need_is_made_whole() -> None:
     clips = {"applies_gradient_clipping": True, "gradient_clipping_type": mlc.GradientClippingType.BY_GLOBAL_NORM}
     assert "matmul_update" not in names(described(**clips, maximum_clipping_norm=1.0))
+
+
+def test_a_product_of_two_parameters() -> None:
+    """Each gradient reads the other parameter as it was before the step."""
+
+    def trained(engine: Engine) -> list[Array]:
+        graph = mlc.Graph()
+        pair = [graph.parameter(shape) for shape in ((64, 256), (256, 256))]
+        for number, each in enumerate(pair):
+            each.data = np.random.default_rng(number).standard_normal(each.shape).astype("f")
+        graph.minimize((pair[0] @ pair[1]) ** 2)
+        training = mlc.TrainingGraph([graph], optimizer=mlc.SGDOptimizer(learning_rate=1.0))
+        training.compile(device=mlc.Device(mlc.DeviceType.CPU, engine=engine))
+        training.execute({}).wait()
+        return [each.data for each in pair]
+
+    for found, expected in zip(trained(Cpu(2)), trained(Reference()), strict=True):
+        assert_close(found, expected)

@@ -109,6 +109,15 @@ def test_every_cut_is_noticed(folder: Path) -> None:
     assert kernel_files.read(digest) == good[32:]
 
 
+def test_the_code_of_another_kernel_is_noticed(folder: Path) -> None:
+    """Whole as it is, under this name it would be called with other arguments."""
+    run(doubling())
+    (file,) = folder.iterdir()
+    (folder / f"{'0' * 64}.o").write_bytes(file.read_bytes())
+    assert kernel_files.read(file.stem) is not None
+    assert kernel_files.read("0" * 64) is None
+
+
 def test_an_empty_name_means_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLCOMPUTE_CACHE", "")
     monkeypatch.chdir(tmp_path)

@@ -92,16 +92,19 @@ def test_device_memory_size(engine: Cuda) -> None:
     first = workload("lenet", engine)
     first.step()  # libraries and staging take memory once
     del first
-    gc.collect()
-    engine.synchronize()
-    before = engine.driver.free_memory()
-    job = workload("lenet", engine)
-    job.step()
-    engine.synchronize()
-    taken = before - engine.driver.free_memory()
-    told = job.training.device_memory_size
-    assert told <= taken + (2 << 20)
-    assert taken <= told + (64 << 20), (taken, told)
+    for is_last in (False, False, False, True):  # other processes take memory, or give it back, meanwhile
+        gc.collect()
+        engine.synchronize()
+        before = engine.driver.free_memory()
+        job = workload("lenet", engine)
+        job.step()
+        engine.synchronize()
+        taken, told = before - engine.driver.free_memory(), job.training.device_memory_size
+        fits = told - (2 << 20) <= taken <= told + (64 << 20)
+        assert fits or not is_last, (taken, told)
+        if fits:
+            break
+        del job
 
 
 def test_more_elements_than_fit_into_32_bits(engine: Cuda) -> None:

@@ -4,16 +4,17 @@ both on a GPU (where there is one)."""
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from mlcompute import ops
 from mlcompute.devices.cuda import cudnn
+from mlcompute.devices.cuda.cudnn import ConvolutionProblem, Direction, trial
 from mlcompute.devices.cuda.cudnn import library as dnn
 from mlcompute.devices.cuda.cudnn import problem_of as convolution_problem
-from mlcompute.devices.cuda.cudnn import trial
+from mlcompute.devices.cuda.cudnn.convolution import by_form
 from mlcompute.devices.cuda.cudnn.plan import is_allowed
 from mlcompute.devices.cuda.kernels import convolution as convolution_kernels
 from mlcompute.ops.op import Array, Trace
@@ -179,6 +180,36 @@ def test_engines_that_are_not_the_same_in_every_run_are_refused() -> None:
     assert not is_allowed([dnn.NOTE_TENSOR_CORE], False)
     assert not is_allowed([dnn.NOTE_NONDETERMINISTIC], True)
     assert not is_allowed([dnn.NOTE_TENSOR_CORE, dnn.NOTE_REDUCED_PRECISION_REDUCTION], True)
+
+
+class Proposal(NamedTuple):
+    """A plan as far as the choice without measurements depends on it."""
+
+    engine: int
+    workspace_bytes: int
+
+
+@pytest.mark.parametrize(
+    ("proposals", "channels", "size", "chosen"),
+    [
+        ([(74, 4096), (56, 2048), (71, 131)], 64, 32, 2),  # the first that works on the images as they lie
+        ([(74, 4096), (0, 0), (71, 131)], 64, 32, 2),  # not by the engine for any convolution, which is slow
+        ([(74, 4096), (0, 0)], 64, 32, 0),
+        ([(0, 0), (74, 4096)], 64, 32, 0),
+        ([(48, 4096), (28, 0)], 3, 32, 0),  # rows of pixels that do not fill 16 bytes are brought into others anyway
+        ([(48, 4096), (71, 0)], 64, 512, 0),  # large: bringing images into another layout matters little
+    ],
+)
+def test_engines_that_are_chosen_without_measuring(
+    proposals: list[tuple[int, int]], channels: int, size: int, chosen: int
+) -> None:
+    shape = (4, channels, size, size)
+    problem = ConvolutionProblem(
+        Direction.FORWARD, dnn.DATA_FLOAT, shape, (64, channels, 3, 3), (4, 64, size, size),
+        (1, 1), (1, 1), (1, 1, 1, 1), 1, True,
+    )  # fmt: skip
+    plans: list[Any] = [Proposal(*each) for each in proposals]
+    assert by_form(problem, iter(plans)) is plans[chosen]
 
 
 @pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])

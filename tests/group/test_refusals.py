@@ -28,7 +28,7 @@ def alone():
 def test_arguments():
     with pytest.raises(TypeError, match="slices must be a whole number"):
         mlc.Group.world(slices=2.5)
-    with pytest.raises(mlc.ShapeError, match="slices is 0"):
+    with pytest.raises(mlc.DataError, match="slices is 0"):
         mlc.Group.world(slices=0)
     with pytest.raises(mlc.DataError, match="timeout is -1"):
         mlc.Group.world(timeout=-1)

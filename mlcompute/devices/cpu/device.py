@@ -67,11 +67,6 @@ class Cpu(Engine):
             self._team = None
         self._team_lock = threading.Lock()  # a thread that is gone may have held it
 
-    @property
-    def team(self) -> Team:
-        """The worker threads."""
-        return self.team_of(self.threads)
-
     def team_of(self, threads: int) -> Team:
         """A team of that many threads, started at its first use; one of another size is stopped."""
         team = self._team

@@ -1,4 +1,4 @@
-"""Which work runs beside other work: large library calls that nobody waits for at once get streams of their own.
+"""Parallel branches of a CUDA graph: large library calls that nothing waits for at once get their own streams.
 
 The blocks of one product seldom fill the multiprocessors evenly: while its last ones run, many of them are idle, and
 then all wait for the next kernel. Captured from several streams, a graph has branches: the gradient of a weight is
@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mlcompute.compiler.plan_memory import LARGE_PRODUCT, MemoryPlan
-from mlcompute.devices.cuda.driver import Driver
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
 from mlcompute.devices.cuda.merge_launches import Touched, Work
+
+if TYPE_CHECKING:
+    from mlcompute.devices.cuda.cuda_bindings import CudaDriver
 
 #: Streams that work is distributed over.
 STREAMS = 3
@@ -130,7 +133,7 @@ class _Placing:
 def enqueue_branches(
     work: Sequence[Work],
     places: Sequence[Place],
-    driver: Driver,
+    driver: CudaDriver,
     streams: Sequence[int],
     enqueue: Callable[[Work, int], None],
 ) -> None:

@@ -1,4 +1,4 @@
-"""Which is faster, a fused step or the steps it is made of? As is known, or as was measured. And how that is measured.
+"""Is a fused step faster than separate steps? By a rule or by a stored measurement, and how it is measured.
 
 A library may do several things in one call and yet be slower than a kernel of its own and one of ours. For steps that
 are in question, the kernel table says what is faster as a rule (`Row.is_faster`). With MLCOMPUTE_TUNE=1 both ways are

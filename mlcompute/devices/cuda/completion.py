@@ -1,4 +1,4 @@
-"""When a run has finished, and how: kernels that found invalid data have said so in status words."""
+"""When a run has finished, and whether kernels found invalid data, which they report in status words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlcompute.devices.cuda.driver import Driver
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
 from mlcompute.devices.cuda.memory import CudaBuffer, Pinned, Staging
 from mlcompute.devices.cuda.pinned_copies import Copy
@@ -20,6 +19,7 @@ from mlcompute.errors import DeviceError, ExecutionError
 from mlcompute.ops.op import Array, Step, Value, overwritten_by
 
 if TYPE_CHECKING:
+    from mlcompute.devices.cuda.cuda_bindings import CudaDriver
     from mlcompute.devices.cuda.device import Cuda
     from mlcompute.devices.cuda.input_blocks import InputBlocks
 
@@ -182,7 +182,7 @@ class Progress:
     addresses  where the device counts those that have begun, and where it tells the host
     """
 
-    def __init__(self, driver: Driver, staging: Staging) -> None:
+    def __init__(self, driver: CudaDriver, staging: Staging) -> None:
         self.started = 0
         self._count, self._told = CudaBuffer(driver, staging, 8), Pinned(driver, 8)
         self._count.write(np.zeros(8, np.uint8))

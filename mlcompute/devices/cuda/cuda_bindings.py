@@ -1,4 +1,4 @@
-"""The driver interface over NVIDIA's driver, through the package cuda-bindings.
+"""What the engine needs of CUDA: memory, streams, events, kernels, captured graphs; NVIDIA's driver, by cuda-bindings.
 
 Every device has its primary context, which all libraries in a process share. The driver is looked for at the first
 use: `import mlcompute` touches nothing of it.
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from mlcompute.devices.cuda import cublaslt, cudnn, nccl
-from mlcompute.devices.cuda.driver import Driver
 from mlcompute.devices.cuda.jit import nvrtc
 from mlcompute.devices.cuda.jit.cache import kernel_name, machine_code
 from mlcompute.devices.cuda.kernels.launch import Extents
@@ -101,14 +100,24 @@ def device_count() -> int:
     return int(count) if result == _library().CUresult.CUDA_SUCCESS else 0
 
 
-def _context_of(driver: Driver) -> Any:
-    assert isinstance(driver, CudaDriver)
+def _context_of(driver: CudaDriver) -> Any:
     driver.activate()
     return driver.context
 
 
 class CudaDriver:
-    """One GPU: see `Driver`."""
+    """One GPU. Handles and addresses are plain integers, so that nothing above depends on the types of the binding.
+
+    Everything may be called from any thread.
+
+    ordinal          which of the machine's devices it is
+    device_name      as its maker calls it
+    architecture     what kernels are compiled for: "sm_90"
+    multiprocessors  how many thread blocks run side by side, at least
+    total_memory     bytes
+    compute_capability   its generation: (9, 0)
+    account          what this process takes of its memory
+    """
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -150,13 +159,16 @@ class CudaDriver:
         )
 
     def activate(self) -> Gpu | None:
+        """Make the device the current one of this thread. What libraries have to know of it; None without them."""
         self._enter()
         return Gpu(self.ordinal, self.device_name, self.compute_capability, self.multiprocessors)
 
     def identity(self) -> str:
+        """Tells it from all other devices, on this and other machines."""
         return bytes(self._check("cuDeviceGetUuid", self._library.cuDeviceGetUuid(self._device)).bytes).hex()
 
     def versions(self) -> dict[str, str]:
+        """What it is made of here, for people to read."""
         version = self._check("cuDriverGetVersion", self._library.cuDriverGetVersion())
         libraries = []
         for require in (cublaslt.require, cudnn.require, nccl.library):
@@ -221,11 +233,13 @@ class CudaDriver:
     # Memory -----------------------------------------------------------------------------------------------------
 
     def free_memory(self) -> int:
+        """Bytes that are free on the device."""
         answer = self._enter().cuMemGetInfo()
         self._check("cuMemGetInfo", answer)
         return int(answer[1])
 
     def allocate(self, nbytes: int) -> int:
+        """The address of device memory, aligned to 256 bytes; DeviceError when there is not enough."""
         result, address = self._enter().cuMemAlloc(nbytes)
         if result == self._library.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise self._out_of_memory(f"{nbytes} bytes")
@@ -235,14 +249,17 @@ class CudaDriver:
         return int(address)
 
     def free(self, address: int) -> None:
+        """Give device memory back, when what was started before has finished with it."""
         self._release("cuMemFree", address)
         self.account.freed(address)
 
     def allocate_pinned(self, nbytes: int) -> int:
+        """The address of host memory that the device copies from and to by itself."""
         portable = 1  # for all contexts
         return int(self._check("cuMemHostAlloc", self._enter().cuMemHostAlloc(nbytes, portable)))
 
     def free_pinned(self, address: int) -> None:
+        """Give pinned memory back."""
         self._release("cuMemFreeHost", address)
 
     def _release(self, name: str, handle: int) -> None:
@@ -254,19 +271,24 @@ class CudaDriver:
     # Work on streams ----------------------------------------------------------------------------------------------
 
     def create_stream(self) -> int:
+        """A queue of work; what is enqueued runs in order, beside other streams."""
         not_blocking = 1  # does not wait for the default stream, on which others may work
         return int(self._check("cuStreamCreate", self._enter().cuStreamCreate(not_blocking)))
 
     def copy_to_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Enqueue a copy from pinned memory."""
         self._check("cuMemcpyHtoDAsync", self._enter().cuMemcpyHtoDAsync(target, source, nbytes, stream))
 
     def copy_to_host(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Enqueue a copy into pinned memory."""
         self._check("cuMemcpyDtoHAsync", self._enter().cuMemcpyDtoHAsync(target, source, nbytes, stream))
 
     def copy_on_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Enqueue a copy inside the device."""
         self._check("cuMemcpyDtoDAsync", self._enter().cuMemcpyDtoDAsync(target, source, nbytes, stream))
 
-    def allow_access(self, other: Driver) -> None:
+    def allow_access(self, other: CudaDriver) -> None:
+        """Let it read another device's memory itself, where the machine can do that: copies are faster then."""
         if other.ordinal != self.ordinal:
             context, library = _context_of(other), self._enter()
             can = self._check("cuDeviceCanAccessPeer", library.cuDeviceCanAccessPeer(self._device, other.ordinal))
@@ -274,39 +296,47 @@ class CudaDriver:
             if result.name != "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED":
                 self._check("cuCtxEnablePeerAccess", (result,))
 
-    def copy_from(self, other: Driver, target: int, source: int, nbytes: int, stream: int) -> None:
+    def copy_from(self, other: CudaDriver, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Enqueue a copy from another device's memory, on a stream of this one."""
         source_context, library = _context_of(other), self._enter()
         answer = library.cuMemcpyPeerAsync(target, self.context, source, source_context, nbytes, stream)
         self._check("cuMemcpyPeerAsync", answer)
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
+        """Enqueue setting all bytes."""
         self._check("cuMemsetD8Async", self._enter().cuMemsetD8Async(target, byte, nbytes, stream))
 
     def launch(
         self, function: int, grid: Extents, block: Extents, shared_bytes: int, stream: int, parameters: int
     ) -> None:
+        """Enqueue a kernel. `parameters` is the address of an array with the address of every argument."""
         answer = self._enter().cuLaunchKernel(function, *grid, *block, shared_bytes, stream, parameters, 0)
         self._check("cuLaunchKernel", answer)
 
     def synchronize(self, stream: int) -> None:
+        """Return when everything enqueued on a stream is done."""
         self._check("cuStreamSynchronize", self._enter().cuStreamSynchronize(stream))
 
     # Events -------------------------------------------------------------------------------------------------------
 
     def create_event(self, timed: bool = False) -> int:
+        """A mark in a stream. Before it is first recorded it counts as reached."""
         without_time = 2
         return int(self._check("cuEventCreate", self._enter().cuEventCreate(0 if timed else without_time)))
 
     def free_event(self, event: int) -> None:
+        """Give an event back."""
         self._release("cuEventDestroy", event)
 
     def record(self, event: int, stream: int) -> None:
+        """Enqueue the mark."""
         self._enter()
         self._check_code("cuEventRecord", self._calls.cuEventRecord(event, stream))
 
     # An event knows its device, whichever is the current one. Only a thread that has none yet is turned away.
 
     def is_reached(self, event: int) -> bool:
+        """Has the work before the mark finished? Never waits."""
         code = self._calls.cuEventQuery(event)
         if code not in (0, self._not_ready):
             self._enter()
@@ -316,19 +346,23 @@ class CudaDriver:
         return bool(code == 0)
 
     def wait(self, event: int) -> None:
+        """Return when the work before the mark has finished."""
         if self._calls.cuEventSynchronize(event):
             self._enter()
             self._check_code("cuEventSynchronize", self._calls.cuEventSynchronize(event))
 
     def wait_on_stream(self, stream: int, event: int) -> None:
+        """What is enqueued on a stream from now on waits for the mark, the host does not."""
         self._check("cuStreamWaitEvent", self._enter().cuStreamWaitEvent(stream, event, 0))
 
     def seconds_between(self, start: int, end: int) -> float:
+        """Time between two timed marks that were reached."""
         return float(self._check("cuEventElapsedTime", self._enter().cuEventElapsedTime(start, end))) / 1e3
 
     # Kernels and graphs -------------------------------------------------------------------------------------------
 
     def functions(self, sources: Sequence[str]) -> list[int]:
+        """Handles of kernels, each given as CUDA C++ in which the kernel is called `KERNEL`; compiled if need be."""
         with self._lock:
             missing = list(dict.fromkeys(source for source in sources if source not in self._functions))
             if missing:
@@ -347,6 +381,7 @@ class CudaDriver:
         return int(function)
 
     def allow_shared_memory(self, function: int, nbytes: int) -> None:
+        """Let a kernel be launched with so much dynamic shared memory: more than 48 kB in all must be asked for."""
         # Programs share kernels: what one of them needs must not be taken from another.
         with self._lock:
             if nbytes > self._shared.get(function, 0):
@@ -355,11 +390,13 @@ class CudaDriver:
                 self._shared[function] = nbytes
 
     def begin_capture(self, stream: int) -> None:
+        """From now on, what is enqueued on a stream is noted and not run."""
         # Relaxed: other threads, and destructors on this one, may allocate and free memory meanwhile.
         relaxed = self._library.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         self._check("cuStreamBeginCapture", self._enter().cuStreamBeginCapture(stream, relaxed))
 
     def end_capture(self, stream: int) -> int:
+        """What was noted since, as a graph that can be launched."""
         library = self._enter()
         graph = self._check("cuStreamEndCapture", library.cuStreamEndCapture(stream))
         try:
@@ -369,12 +406,14 @@ class CudaDriver:
             library.cuGraphDestroy(graph)
 
     def abort_capture(self, stream: int) -> None:
+        """Forget what was noted since."""
         library = self._enter()
         result, graph = library.cuStreamEndCapture(stream)
         if result == self._success:
             library.cuGraphDestroy(graph)
 
     def launch_graph(self, graph: int, stream: int, mark: int | None) -> None:
+        """Enqueue a graph and, where one is given, a mark behind it."""
         # A stream knows its device, too: one that is refused was not launched, and is tried again with all in order.
         calls = self._calls
         if _is_forked or calls.cuGraphLaunch(graph, stream):
@@ -384,8 +423,10 @@ class CudaDriver:
             self._check_code("cuEventRecord", calls.cuEventRecord(mark, stream))
 
     def upload_graph(self, graph: int, stream: int) -> None:
+        """Enqueue what the first launch of a graph would do besides running it."""
         self._check("cuGraphUpload", self._enter().cuGraphUpload(graph, stream))
 
     def free_graph(self, graph: int) -> None:
+        """Give a graph back; one that is running is given back when it has finished."""
         with self.account.taking("graphs"):
             self._release("cuGraphExecDestroy", graph)

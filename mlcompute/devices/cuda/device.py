@@ -13,7 +13,6 @@ from mlcompute.devices.cuda import cuda_bindings, nccl, recurrent_choice
 from mlcompute.devices.cuda.branches import STREAMS
 from mlcompute.devices.cuda.compare_steps import is_wanted
 from mlcompute.devices.cuda.completion import Progress
-from mlcompute.devices.cuda.driver import Driver
 from mlcompute.devices.cuda.exchange import GpuArray, adopted, handed_out
 from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.gpu_exchange import joined
@@ -51,7 +50,7 @@ class Cuda(Engine):
     )
     precisions = ("float32", "bf16")
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: cuda_bindings.CudaDriver) -> None:
         self.driver = driver
         self.name = f"cuda:{driver.ordinal}"
         #: Held while a run is enqueued.
@@ -176,7 +175,7 @@ class Cuda(Engine):
 class _Opened:
     """Streams of a device, and copies in the first of them."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: cuda_bindings.CudaDriver) -> None:
         self.stream, self.capture_stream = driver.create_stream(), driver.create_stream()
         self.branch_streams = [driver.create_stream() for _ in range(STREAMS - 1)]
         self.copy_stream = driver.create_stream()

@@ -19,10 +19,9 @@ from mlcompute.devices.cuda.failed_step import explain
 from mlcompute.devices.cuda.input_blocks import RESULT_BYTES, InputBlocks, KeptValue, Reader, SmallPart
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall
 from mlcompute.devices.cuda.kernels.table import KERNELS
-from mlcompute.devices.cuda.memory import CudaBuffer
+from mlcompute.devices.cuda.memory import CudaBuffer, PlacedConstants
 from mlcompute.devices.cuda.merge_launches import merge_launches, without_unused
 from mlcompute.devices.cuda.pinned_copies import Copy, PinnedCopies
-from mlcompute.devices.cuda.placed_constants import PlacedConstants
 from mlcompute.devices.device import Buffer, Completion, Engine, Executable, Profile
 from mlcompute.devices.foreign_array import Lying
 from mlcompute.devices.loop_nest import Operand, Operands

@@ -1,4 +1,4 @@
-"""Has a kernel of a captured step found invalid data, on any GPU? Told on the GPUs: the update must not begin then.
+"""Flags on the GPUs that say whether a kernel of a captured step found invalid data: the update must then not run.
 
 own            | of rank 0, 1, ...    | any
 of the slices  | as NCCL brings them  | what guarded kernels look at

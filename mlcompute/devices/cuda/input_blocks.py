@@ -1,4 +1,4 @@
-"""What a program is fed: inputs, scalars and random keys in one block of device memory, which one copy fills.
+"""Inputs of a program: data, scalars and random keys in one block of device memory, filled by one copy.
 
 The copy of a small block is part of the captured graph. It comes from pinned memory, of which there are several parts
 with a graph each: the host fills one while runs that read the others are still waiting. Small results, the loss above

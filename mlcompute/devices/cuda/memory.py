@@ -7,18 +7,25 @@ import ctypes
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlcompute.devices.cuda.driver import Driver
 from mlcompute.devices.device import Buffer
-from mlcompute.ops.op import Array
+from mlcompute.devices.loop_nest import Operand
+from mlcompute.ops.op import Array, Value
+
+if TYPE_CHECKING:
+    from mlcompute.devices.cuda.cuda_bindings import CudaDriver
 
 #: Pinned memory is used in turn, in so many parts of so many bytes: one is filled while others are being copied.
 PART_BYTES, PARTS = 4 << 20, 8
 #: Small arrays begin at multiples of so many bytes.
 _ALIGNMENT = 64
+
+#: Constants begin at multiples of so many bytes, as buffers do.
+_CONSTANT_ALIGNMENT = 256
 
 
 class Staging:
@@ -29,7 +36,7 @@ class Staging:
     while a program runs.
     """
 
-    def __init__(self, driver: Driver, stream: int) -> None:
+    def __init__(self, driver: CudaDriver, stream: int) -> None:
         self._driver, self._stream = driver, stream
         #: A graph that nobody needs any more is taken apart in the middle of anything, and keeps its last results.
         self._lock = threading.RLock()
@@ -89,7 +96,7 @@ class Staging:
 class Pinned:
     """Host memory that the device copies from and to by itself, as an array of bytes."""
 
-    def __init__(self, driver: Driver, nbytes: int) -> None:
+    def __init__(self, driver: CudaDriver, nbytes: int) -> None:
         self.address = driver.allocate_pinned(nbytes)
         self.memory: Array = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(self.address))
         # With the array, which the cyclic collector does not see (see _unseen): a destructor may pass it on.
@@ -99,7 +106,7 @@ class Pinned:
 class _Part(Pinned):
     """A part of the pinned memory; `event` marks when the stream has finished with it."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: CudaDriver) -> None:
         super().__init__(driver, PART_BYTES)
         self.event = driver.create_event()
         weakref.finalize(self, driver.free_event, self.event).atexit = False
@@ -110,7 +117,7 @@ class _DeviceMemory:
 
     __slots__ = ("_address", "_driver")
 
-    def __init__(self, driver: Driver, address: int) -> None:
+    def __init__(self, driver: CudaDriver, address: int) -> None:
         self._driver, self._address = driver, address
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -136,7 +143,7 @@ class CudaBuffer(Buffer):
     __slots__ = ("__weakref__", "_memory", "_nbytes", "_staging", "address")
     host = None
 
-    def __init__(self, driver: Driver, staging: Staging, nbytes: int) -> None:
+    def __init__(self, driver: CudaDriver, staging: Staging, nbytes: int) -> None:
         self._staging, self._nbytes = staging, nbytes
         self._memory: Array | None = None
         self.address = 0
@@ -168,3 +175,25 @@ class CudaBuffer(Buffer):
 
     def read(self, out: Array, offset: int = 0) -> None:
         self._staging.fetch(out, self.address + offset)
+
+
+class PlacedConstants(CudaBuffer):
+    """The constants of a program: one after the other in one buffer, sent at once."""
+
+    def __init__(self, driver: CudaDriver, staging: Staging, constants: Mapping[Value, Array]) -> None:
+        self._places: dict[Value, int] = {}
+        size = 0
+        for value in constants:
+            self._places[value] = size
+            size += -(-value.nbytes // _CONSTANT_ALIGNMENT) * _CONSTANT_ALIGNMENT
+        super().__init__(driver, staging, size)
+        memory = np.zeros(size, np.uint8)
+        for value, array in constants.items():
+            data = np.ascontiguousarray(array, value.dtype).reshape(-1).view(np.uint8)
+            memory[self._places[value] : self._places[value] + value.nbytes] = data
+        self.write(memory)
+
+    def address_of(self, operand: Operand) -> int | None:
+        """Where an operand begins; None for what is no constant."""
+        place = self._places.get(operand.base)
+        return None if place is None else self.address + place + operand.byte_offset

@@ -1,4 +1,4 @@
-"""What a process takes of a GPU's memory, and for what: buffers to the byte, the rest by what the driver has left."""
+"""Memory use of a process on a GPU, by purpose: buffers to the byte, the rest by the free memory the driver reports."""
 
 from __future__ import annotations
 

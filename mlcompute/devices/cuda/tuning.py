@@ -1,4 +1,4 @@
-"""Algorithms that were measured: which one was the fastest, remembered on disk.
+"""Measured algorithms: which one was the fastest, stored on disk.
 
 NVIDIA's libraries guess which of their algorithms is the fastest for a problem. With MLCOMPUTE_TUNE=1 all they propose
 are measured when a graph is compiled; what was found is used from then on, with or without the variable.

@@ -1,4 +1,4 @@
-"""The engine's driver interface over host memory: everything happens in the caller's thread.
+"""What `CudaDriver` does, over host memory: everything happens in the caller's thread.
 
 It happens at once, unless it waits for another device (fake_nccl.py): then so does all that is enqueued behind it,
 until somebody who waits for any device lets them all go on.

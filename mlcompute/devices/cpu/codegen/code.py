@@ -317,17 +317,6 @@ def vector(type_: str, lanes: int) -> str:
     return type_ if lanes == 1 else f"<{lanes} x {type_}>"
 
 
-def constant(value: float, lanes: int) -> str:
-    """A float constant in every lane, as an operand."""
-    literal = float_literal(value)
-    return literal if lanes == 1 else "<" + ", ".join([f"float {literal}"] * lanes) + ">"
-
-
-def integers(value: int, lanes: int, type_: str = "i32") -> str:
-    """An integer constant in every lane, as an operand."""
-    return str(value) if lanes == 1 else "<" + ", ".join([f"{type_} {value}"] * lanes) + ">"
-
-
 def type_suffix(type_: str) -> str:
     """How intrinsics spell a type: float -> f32, <8 x float> -> v8f32."""
     names = {

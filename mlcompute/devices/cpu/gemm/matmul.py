@@ -16,7 +16,7 @@ from mlcompute.devices.cpu.gemm.gemm_bfloat16 import bfloat16_entries, bfloat16_
 from mlcompute.devices.cpu.gemm.gemm_blocked import blocked_workspace, gemm_blocked_entry
 from mlcompute.devices.cpu.gemm.gemm_by_rows import gemm_by_rows_entry
 from mlcompute.devices.cpu.gemm.gemm_few_rows import few_rows_entry, has_few_rows, has_small_b
-from mlcompute.devices.cpu.gemm.gemm_nt_in_place import in_place_entry, suits_in_place
+from mlcompute.devices.cpu.gemm.gemm_nt_in_place import in_place_entry, shared_in_place
 from mlcompute.devices.cpu.gemm.gemm_split_k import split_k_entries, suits_split_k
 from mlcompute.devices.cpu.gemm.gemm_tn import is_gemm_tn
 from mlcompute.devices.cpu.gemm.gemm_tn_slices import reads_slices, slice_entries, slices_workspace, suits_slices
@@ -98,8 +98,9 @@ def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operan
         first_product.need(onednn.require())
         return _library_entry(step, operands, a, b, y)
     batch = _batch(a, b, y)
-    if kernel == "blocked" and suits_in_place(a, b, y, operands.threads):
-        return in_place_entry(step, operands, a, b, y)
+    sharing = shared_in_place(a, b, y, operands.threads) if kernel == "blocked" else None
+    if sharing is not None:
+        return in_place_entry(step, operands, a, b, y, sharing)
     if kernel == "blocked":
         return gemm_blocked_entry(step, operands, a, b, y, batch)
     if kernel == "by rows":

@@ -67,6 +67,7 @@ def attention_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     logs = kernel.logs(targets[1]) if len(targets) > 1 else None
     with code.loop(kernel.begin, kernel.end) as number:
         unit = kernel.unit(number)
+        kernel.fetch(unit)
         keys.pack(unit, 0, kernel.keys, memory["keys"])
         values.pack(unit, 0, kernel.keys, memory["values"])
         with code.loop(0, kernel.queries, kernel.block) as first:
@@ -104,6 +105,7 @@ def attention_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry
     p, ds = memory["p"], memory["ds"]
     with code.loop(kernel.begin, kernel.end) as number:
         unit = kernel.unit(number)
+        kernel.fetch(unit, dy)
         for packer, name in ((keys, "keys"), (values, "values"), (key_rows, "key rows")):
             packer.pack(unit, 0, kernel.keys, memory[name])
         if kernel.skips_keys:  # the first block may not reach them all

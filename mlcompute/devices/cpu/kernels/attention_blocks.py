@@ -19,6 +19,7 @@ from mlcompute.devices.cpu.codegen.addressing import (
     StridedArray,
     ThreadWorkspace,
     owned_by_row,
+    prefetch,
     thread_floats,
 )
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
@@ -29,6 +30,7 @@ from mlcompute.devices.cpu.codegen.math import exp, log
 from mlcompute.devices.cpu.codegen.simd import SimdValue, literal, select
 from mlcompute.devices.cpu.gemm.packed_gemm import (
     FLOPS_PER_NS,
+    LINE,
     call_pack,
     call_packed_gemm,
     pack_columns,
@@ -49,6 +51,8 @@ _MASKED_TILES = 5
 _TOGETHER = 4
 #: Blocks of a mask's gradient, if it has so many queries.
 _MASK_BLOCKS = 32
+#: Bytes of q, k and v that a thread fetches before it begins with them: its cache holds them beside the packed ones.
+_FETCHED = 1 << 18
 #: Keys are left out in multiples of this: of the steps of a sum along a line, and of a panel of the gemm.
 _KEYS_AT_ONCE = 64
 
@@ -258,6 +262,22 @@ class AttentionKernel:
             code.let(f"select i1 {is_less}, i64 {count}, i64 {most}") for most in (self.keys, self.padded_keys)
         )
         return limit, filled
+
+    def fetch(self, unit: tuple[str, str], *others: StridedArray) -> None:
+        """Fetch what a sample's head reads, others of as many rows as q too: mostly other threads have written it.
+
+        One head's part of a token is a few cache lines, too few for the processor to see where the next ones lie.
+        """
+        s, code = self.sizes, self.code
+        read = s.queries * (s.width + s.value_width * len(others)) + s.keys * (s.width + s.value_width)
+        if 4 * read > _FETCHED:
+            return
+        matrices = [(self.q, self.queries, self.width), (self.k, self.keys, self.width)]
+        matrices += [(self.v, self.keys, self.value_width), *((x, self.queries, self.value_width) for x in others)]
+        for array, rows, width in matrices:
+            if array.last == 1:
+                with code.loop(0, rows) as row, code.loop(0, width, LINE) as place:
+                    prefetch([Line(code, array.address(*unit, row), "float")], place)
 
     def unit(self, number: str) -> tuple[str, str]:
         """Sample and head."""

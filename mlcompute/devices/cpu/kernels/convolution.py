@@ -1,7 +1,7 @@
 """Convolution and its gradients on channels-last images.
 
 As a matmul where filters are large or the input's gradient has few channels, by Winograd's algorithm, by oneDNN slice
-by slice, or by our own loops where it is missing.
+by slice, or by our own loops where it is missing or slow.
 """
 
 from __future__ import annotations
@@ -219,8 +219,19 @@ def _planned_bytes(step: Step) -> int:
     if (chunks := _chunks(step)) is not None:
         return chunks.nbytes if (columns := _as_columns(step, chunks)) is None else gradient_workspace(step, columns)
     plan = _Plan(step, _slices_of(step))
+    if _is_slow_depthwise(step, plan):
+        return _own_workspace(step)
     columns = _as_columns(step, plan)
     return plan.nbytes if columns is None else gradient_workspace(step, columns)
+
+
+def _is_slow_depthwise(step: Step, plan: _Plan) -> bool:
+    """Has oneDNN no depthwise kernel for this one: dilated, or the gradient of filters that are wider than 3?
+
+    Its other kernels compute blocks of channels, all but one of which are not wanted: up to ten times as long as ours.
+    """
+    depthwise = convolution_depthwise.is_depthwise(Windows(step))
+    return depthwise and not any("dw" in primitive.implementation for primitive in plan.primitives)
 
 
 def _as_columns(step: Step, plan: _Plan | Chunks) -> Columns | None:
@@ -261,6 +272,8 @@ def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | Non
             return [gradient_entry(step, operands, columns, images, result)]
         return _chunked_entries(step, operands, chunks)
     plan = _Plan(step, _slices_of(step))
+    if _is_slow_depthwise(step, plan):
+        return _own_entries(step, operands, images, result)
     columns = _as_columns(step, plan)
     if columns is not None:
         return [gradient_entry(step, operands, columns, images, result)]

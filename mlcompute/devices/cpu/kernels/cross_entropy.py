@@ -49,46 +49,30 @@ def _ownership(
     return rows, {place for place, own in enumerate(every) if rows and own.is_dense and own.shape[0] == rows}
 
 
-def forward_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
-    """One pass for the largest logit, one for the sum of exponentials; then one logit is picked."""
-    x, labels = (operands[value] for value in step.inputs)
-    results = [operands[value] for value in step.results]
+def cross_entropy_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
+    """One pass for the largest logit, one for the sum of exponentials; then one logit is picked.
+
+    The gradient takes one pass over the logits; then the label's class is corrected.
+    """
     if not supports_cross_entropy(step):
         return None
-    every = [x, labels, *results]
+    reads, writes = [operands[value] for value in step.inputs], [operands[value] for value in step.results]
+    is_gradient = step.op.name == "softmax_cross_entropy_gradient"
+    if is_gradient:  # kernels are given the labels behind the logits
+        x, largest, logarithm, labels, *others = reads
+        reads = [x, labels, largest, logarithm, *others]
+    every, large = reads + writes, [reads[0], *(writes if is_gradient else ())]
     axes = _loops(step, every)
-    rows, by_row = _ownership(step, axes, [x], every, operands.threads)
+    rows, by_row = _ownership(step, axes, large, every, operands.threads)
     code = Code(step.op.name)
-    args = KernelArguments(code)
     write = _Rows if axes[-1].reduced else _Columns
-    kernel = write(args, step, every, axes, rows)
-    code.later(kernel.depends_on(kernel.loops), kernel.forward)
+    kernel = write(KernelArguments(code), step, every, axes, rows)
+    code.later(kernel.depends_on(kernel.loops), kernel.gradient if is_gradient else kernel.forward)
     return [
         Entry(
-            step, code, args.values, reads=[x, labels], writes=results, rows=rows, by_row=by_row,
-            kernel=f"cross entropy of {write.__name__[1:].lower()}", cost=x.size * 2.0, status=kernel.checked.status,
-        )
-    ]  # fmt: skip
-
-
-def gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
-    """One pass over the logits; then the label's class is corrected."""
-    x, largest, logarithm, labels, d_loss, d_softmax = (operands[value] for value in step.inputs)
-    dx = operands[step.results[0]]
-    if not supports_cross_entropy(step):
-        return None
-    every = [x, labels, largest, logarithm, d_loss, d_softmax, dx]
-    axes = _loops(step, every)
-    rows, by_row = _ownership(step, axes, [x, dx], every, operands.threads)
-    code = Code(step.op.name)
-    args = KernelArguments(code)
-    write = _Rows if axes[-1].reduced else _Columns
-    kernel = write(args, step, every, axes, rows)
-    code.later(kernel.depends_on(kernel.loops), kernel.gradient)
-    return [
-        Entry(
-            step, code, args.values, reads=every[:-1], writes=[dx], rows=rows, by_row=by_row,
-            kernel=f"cross entropy gradient of {write.__name__[1:].lower()}", cost=x.size * 2.0,
+            step, code, kernel.args.values, reads=reads, writes=writes, rows=rows, by_row=by_row,
+            kernel=f"cross entropy{' gradient' if is_gradient else ''} of {write.__name__[1:].lower()}",
+            cost=reads[0].size * 2.0, status=None if is_gradient else kernel.checked.status,
         )
     ]  # fmt: skip
 
@@ -304,7 +288,7 @@ def supports_cross_entropy(step: Step) -> bool:
 
 
 KERNELS: dict[str, Maker] = {
-    "softmax_cross_entropy": forward_entries,
-    "softmax_cross_entropy_gradient": gradient_entries,
+    "softmax_cross_entropy": cross_entropy_entries,
+    "softmax_cross_entropy_gradient": cross_entropy_entries,
 }
 SUPPORTS = dict.fromkeys(KERNELS, supports_cross_entropy)

@@ -171,7 +171,6 @@ class _Touches(NamedTuple):
         return written & there, np.where(there, start, 0), np.where(there, stop, 0), rows, nbytes
 
 
-
 class _Pieces:
     """What single calls touch, as tuples. They are made for many calls at once, where one of them is asked for."""
 

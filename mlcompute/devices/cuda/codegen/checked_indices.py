@@ -28,4 +28,4 @@ def checked(source: KernelSource, step: Step, extent: int) -> str:
     op = step.op.name if step.op.name != "embedding" else "take"
     valid = f"valid are 0 to {extent - 1}" if extent else "the indexed axis is empty"
     status = Status(lambda index: f"{op}: index {index} is out of range, {valid}")
-    return f"{source.index('index_extent', extent)}, {source.status('status', status)}"
+    return f"{source.index('index_extent', extent)}, {source.status(status)}"

@@ -6,11 +6,12 @@ unless an operand or the number of iterations needs more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mlcompute.devices.cuda.codegen.indexing import NARROW, divisor, reach
+from mlcompute.devices.cuda.codegen.indexing import BLOCK, NARROW, divisor, reach
 from mlcompute.devices.cuda.codegen.types import memory_type
 from mlcompute.devices.cuda.kernels.launch import Argument, Extents, Launch, Status
 from mlcompute.devices.loop_nest import Axis, Operand
@@ -39,11 +40,11 @@ class KernelSource:
         self.arguments.append(operand)
         return name
 
-    def status(self, name: str, status: Status) -> str:
-        """`int* name`: where invalid data is reported."""
-        self._parameters.append(f"int* {name}")
+    def status(self, status: Status) -> str:
+        """`int* status`: where invalid data is reported."""
+        self._parameters.append("int* status")
         self.arguments.append(status)
-        return name
+        return "status"
 
     def value(self, name: str, kind: str, value: np.generic) -> str:
         """A number of a given type."""
@@ -65,6 +66,18 @@ class KernelSource:
         if not self.wide:
             self.value(f"{name}_divisor", "Divisor", divisor(max(value, 1)))
         return name
+
+    def coordinates(self, extents: Mapping[str, int]) -> str:
+        """Statements that find a thread's index along every axis, by name; along the last axis it changes fastest."""
+        total = self.index("total", math.prod(extents.values()))
+        lines = [f"    Index rest = (Index)blockIdx.x * {BLOCK} + threadIdx.x;", f"    if (rest >= {total}) return;"]
+        first, *others = extents
+        for name in reversed(others):
+            extent = self.extent(f"{name}_extent", extents[name])
+            lines.append(f"    const Index {name}_next = {self.divided('rest', extent)};")
+            lines.append(f"    const Index {name} = rest - {name}_next * {extent};")
+            lines.append(f"    rest = {name}_next;")
+        return "\n".join([*lines, f"    const Index {first} = rest;"])
 
     def unraveled(self, linear: str, axes: Sequence[Axis], offsets: Sequence[str], name: str) -> str:
         """Statements that declare an offset per operand of the axes, for a number counting their iterations.
@@ -94,13 +107,11 @@ class KernelSource:
                 lines.append(f"const Index {offset} = {' + '.join(terms)};")
         return "\n".join(lines)
 
-    def launch(
-        self, step: Step, kernel: str, before: str, body: str, *, grid: Extents, block: int, bound: int | None = None
-    ) -> Launch:
-        """The launch of `body`, with definitions `before` it. `bound`: threads of the largest block, if not `block`."""
+    def launch(self, step: Step, kernel: str, before: str, body: str, *, grid: Extents, block: int) -> Launch:
+        """The launch of `body`, with definitions `before` it."""
         text = (
             f"using Index = {'long long' if self.wide else 'int'};\n{before}\n"
-            f'extern "C" __global__ void __launch_bounds__({bound or block}) KERNEL(\n    '
+            f'extern "C" __global__ void __launch_bounds__({block}) KERNEL(\n    '
             + ",\n    ".join(self._parameters)
             + f") {{\n{body}\n}}\n"
         )

@@ -1,4 +1,4 @@
-"""Lanes: the threads that share one result of a reduction, and how what they found becomes one.
+"""Lanes: the threads that share one result of a reduction, and how their partial results are combined.
 
 Reductions, softmax and normalization have results (rows or columns) and elements that belong to them. Rows: the
 elements of a result lie side by side, and so do its lanes. Columns: neighbouring threads have neighbouring results, and
@@ -328,7 +328,7 @@ class ElementPasses:
     }}""")
         return "\n".join(text)
 
-    def each(self, body: str, unroll: int = 4) -> str:
+    def each(self, body: str) -> str:
         """A pass: `body` for every group of elements, the number of which is `r`."""
         if self.held:
             names = "".join(f"            auto& {name}s = {name}_held[j];\n" for name in self._operands)
@@ -348,19 +348,19 @@ class ElementPasses:
         for (int v = 0; v < WIDTH; ++v) {name}s[v] = {loaded(dtype, f"{name}_group.at[v]")};"""
             for name, dtype in self._operands.items()
         )
-        return f"""    #pragma unroll {unroll}
+        return f"""    #pragma unroll 4
     for (Index r = begin; r < end; r += LANES) {{{loads}
 {body}
     }}"""
 
 
-def store_group(name: str, dtype: DType, expression: str) -> str:
-    """A statement in a pass: results, an expression of `v`, go where the group of elements `r` lies in an operand."""
+def store_group(dtype: DType, expression: str) -> str:
+    """A statement in a pass: results, an expression of `v`, go where the group of elements `r` lies in `y`."""
     group = f"Pack<{memory_type(dtype)}, WIDTH>"
-    return f"""            {group} {name}_made;
+    return f"""            {group} made;
             #pragma unroll
-            for (int v = 0; v < WIDTH; ++v) {name}_made.at[v] = {stored(dtype, expression)};
-            *reinterpret_cast<{group}*>({name} + {name}_start + {name}_at(r)) = {name}_made;"""
+            for (int v = 0; v < WIDTH; ++v) made.at[v] = {stored(dtype, expression)};
+            *reinterpret_cast<{group}*>(y + y_start + y_at(r)) = made;"""
 
 
 def column_step(plan: Lanes, operand: int) -> int:

@@ -1,4 +1,4 @@
-"""Small matrix products by tensor cores, as text that kernels begin with: a warp multiplies tiles in shared memory.
+"""Small matmuls on tensor cores, as source for kernels: a warp multiplies tiles in shared memory.
 
 A warp's accumulator of 16 rows and 8 n columns is `float sum[n][4]`: lane 4 g + t holds of columns 8 i + 2 t and
 8 i + 2 t + 1 the rows g (elements 0, 1 of sum[i]) and g + 8 (elements 2, 3).

@@ -1,4 +1,4 @@
-"""cuBLASLt, NVIDIA's library of matrix products, through its C interface.
+"""cuBLASLt, NVIDIA's matmul library, through its C interface.
 
 `problem_of` says in plain numbers how cuBLASLt has to read the operands of a matmul; `Product` is that with descriptors
 and an algorithm, made once; `Product.enqueue` is all that happens at run time.

@@ -58,10 +58,6 @@ class Problem:
     batch: int
     epilogue: int = lt.EPILOGUE_DEFAULT
 
-    @property
-    def flops(self) -> float:
-        return 2.0 * self.batch * self.result.rows * self.result.columns * self.depth
-
 
 def problem_of(a: Operand, b: Operand, y: Operand, allows_tf32: bool) -> Problem | None:
     """The product of operands with at most one batch axis; None when cuBLASLt cannot read them in place."""

@@ -1,4 +1,4 @@
-"""Whether ReLU by an algorithm of cuBLASLt leaves NaN what it is: tried once, and remembered on disk.
+"""Does ReLU in a cuBLASLt algorithm keep NaN? Tested once, and stored on disk.
 
 Some of its algorithms make 0 of NaN, and it does not say which. Training that went wrong could no longer be seen.
 """

@@ -61,6 +61,11 @@ class ConvolutionProblem:
         return self.channels_last and self.w[1] > 1 and math.prod(self.w[2:]) > 1
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return 4 if self.data_type == dnn.DATA_FLOAT else 2
+
+    @property
     def flops(self) -> float:
         return 2.0 * math.prod(self.y) * math.prod(self.w[1:])
 

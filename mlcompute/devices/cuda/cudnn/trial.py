@@ -1,4 +1,4 @@
-"""Whether an engine multiplies float32 numbers as they are: tried once, on numbers that TF32 cannot hold.
+"""Does a cuDNN engine multiply float32 without rounding to TF32? Tested once per engine.
 
 Engines say in their notes whether they use tensor cores, which round float32 to TF32; but not all that do say so.
 """

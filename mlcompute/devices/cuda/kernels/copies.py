@@ -19,18 +19,6 @@ from mlcompute.ops.op import Step
 _MOST_PARTS = 16
 
 
-def _coordinates(source: KernelSource, extents: Sequence[int]) -> str:
-    """Statements that find the index of a thread's result along every axis: c0, c1, ..."""
-    total = source.index("total", int(np.prod(extents, dtype=np.int64)))
-    lines = [f"    Index rest = (Index)blockIdx.x * {BLOCK} + threadIdx.x;", f"    if (rest >= {total}) return;"]
-    for number in reversed(range(1, len(extents))):
-        extent = source.extent(f"extent{number}", extents[number])
-        lines.append(f"    const Index next{number} = {source.divided('rest', extent)};")
-        lines.append(f"    const Index c{number} = rest - next{number} * {extent};")
-        lines.append(f"    rest = next{number};")
-    return "\n".join([*lines, "    const Index c0 = rest;"])
-
-
 def _offset(source: KernelSource, name: str, strides: Sequence[int]) -> str:
     """An expression: where the coordinates lie in an operand."""
     return " + ".join(f"c{axis} * {source.index(f'{name}_{axis}', stride)}" for axis, stride in enumerate(strides))
@@ -86,7 +74,7 @@ def _concatenated(step: Step, parts: Sequence[tuple[Operand, int, int]], y: Oper
         branch = f"if ({test}) " if number + 1 < len(bounds) else ""
         lines.append(f"    {branch}group = *reinterpret_cast<const Group*>(x{number} + {moved});")
     target = _offset(source, "y", [one.strides[0] for one in axes])
-    body = f"""{_coordinates(source, [one.extent for one in axes])}
+    body = f"""{source.coordinates({f"c{number}": one.extent for number, one in enumerate(axes)})}
     using Group = Pack<{kind}, {width}>;
     Group group;
 {(chr(10) + "    else ").join(line.strip() for line in lines)}
@@ -187,7 +175,7 @@ def _padded(
     seen = " + ".join(f"i{n} * {source.index(f'x_{n}', axis.strides[0])}" for n, axis in enumerate(axes))
     target = _offset(source, "y", [axis.strides[1] for axis in axes])
     border = literal(y.dtype, fill)
-    body = f"""{_coordinates(source, [axis.extent for axis in axes])}
+    body = f"""{source.coordinates({f"c{number}": axis.extent for number, axis in enumerate(axes)})}
     bool inside = true;
 {chr(10).join(lines)}
     using Group = Pack<{kind}, {width}>;

@@ -41,7 +41,7 @@ def forward_launches(step: Step, operands: Operands) -> Sequence[Launch]:
         source.pointer(name, result, written=True)
     number = source.index("classes", classes)
     known = valid_labels(classes, ignored)
-    status = source.status("status", Status(lambda label: f"softmax_cross_entropy: label {label}: {known}"))
+    status = source.status(Status(lambda label: f"softmax_cross_entropy: label {label}: {known}"))
     stride = source.index("class_stride", x.strides[axis])
     step_of = [0 if plan.rows else plan.kept[-1].strides[place] // plan.width for place in range(5)]
     names = ("x", "label", "loss", "largest", "logarithm")

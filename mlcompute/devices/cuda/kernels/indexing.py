@@ -15,8 +15,7 @@ from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.kernel_source import KernelSource, grouped, vector_width
 from mlcompute.devices.cuda.codegen.types import is_element, loaded, memory_type, register_type, stored, sum_type
 from mlcompute.devices.cuda.kernels.launch import Launch, Row
-from mlcompute.devices.cuda.kernels.scatter_lines import are_lines, line_launch
-from mlcompute.devices.cuda.kernels.scatter_one import has_one_per_line, one_per_line_launch
+from mlcompute.devices.cuda.kernels.scatter_lines import are_lines, has_one_per_line, line_launch, one_per_line_launch
 from mlcompute.devices.cuda.kernels.segments import Segments, are_few, segment_bytes
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, collapsed_axes, dense_strides, iteration_count
 from mlcompute.ops.op import Step
@@ -146,13 +145,7 @@ def _looked_up(step: Step, updates: Operand, indices: Operand, base: Operand, y:
         source.pointer(name, operand)
     source.pointer("y", y, written=True)
     check = checked(source, step, y.shape[axis])
-    total, count = source.index("total", y.size), source.index("count", indices.shape[axis])
-    lines = ["    Index rest = k;"]
-    for d in reversed(range(len(y.shape))):
-        extent = source.extent(f"extent{d}", y.shape[d])
-        lines.append(f"    const Index next{d} = {source.divided('rest', extent)};")
-        lines.append(f"    const Index c{d} = rest - next{d} * {extent};")
-        lines.append(f"    rest = next{d};")
+    count = source.index("count", indices.shape[axis])
 
     def offset(name: str, operand: Operand, skipped: int | None) -> str:
         places = [d for d in range(len(y.shape)) if d != skipped]
@@ -173,9 +166,7 @@ def _looked_up(step: Step, updates: Operand, indices: Operand, base: Operand, y:
     source.index("index_along", indices.strides[axis])
     source.index("update_along", updates.strides[axis])
     made = f"({kind})result" if y.dtype.kind in "iu" else "result"
-    body = f"""    const Index k = (Index)blockIdx.x * {BLOCK} + threadIdx.x;
-    if (k >= {total}) return;
-{chr(10).join(lines)}
+    body = f"""{source.coordinates({f"c{d}": extent for d, extent in enumerate(y.shape)})}
     const Index base_at = {offset("base", base, None)};
     const Index index_start = {offset("indices", indices, axis)}, update_start = {offset("updates", updates, axis)};
     {register} result = {start};

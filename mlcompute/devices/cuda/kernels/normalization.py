@@ -127,7 +127,8 @@ def _form(group: Group) -> _Form:
             found=("origin[v] + total[v].mean", spread),
             numbers={"epsilon": epsilon},
         )
-    variance, *scales = (group.known_name(value, "v") for value in core.inputs[2:])
+    known = group.known_names("v")
+    variance, *scales = (known[value] for value in core.inputs[2:])
     inner = f"{fma}(-{{1}}, linear[ROWS ? 0 : v], {{0}} - constant[ROWS ? 0 : v])"
     return _Form(
         names=("dys", "ys"),

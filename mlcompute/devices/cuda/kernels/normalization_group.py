@@ -120,7 +120,7 @@ class Group:
         for number, each in enumerate(self.steps):
             if each is self.core or not self.is_known(each.results[0]):
                 continue
-            lines.append(f"c{number}_known[v] = {self._expression(each, self._known_names('v'))};")
+            lines.append(f"c{number}_known[v] = {self._expression(each, self.known_names('v'))};")
         return lines
 
     def known_arrays(self) -> list[str]:
@@ -131,11 +131,8 @@ class Group:
                 kinds.append((register_type(each.results[0].dtype), f"c{number}"))
         return [f"{kind} {name}_known[WIDTH];" for kind, name in kinds]
 
-    def known_name(self, value: Value, v: str) -> str:
-        """The register of a known value of result v."""
-        return self._known_names(v)[value]
-
-    def _known_names(self, v: str) -> dict[Value, str]:
+    def known_names(self, v: str) -> dict[Value, str]:
+        """The registers of the known values of result v."""
         names = {value: f"{place.name}_known[{v}]" for value, place in self.known.items()}
         for number, each in enumerate(self.steps):
             if each is not self.core and self.is_known(each.results[0]):
@@ -151,7 +148,7 @@ class Group:
         given   registers
         core    the core's result as an expression of `{0}` and `{1}`, the registers of `along`
         """
-        names = {**self._known_names("ROWS ? 0 : v"), **given}
+        names = {**self.known_names("ROWS ? 0 : v"), **given}
         lines = []
         steps = self.needed(targets, [*loads, *given])
         read = dict.fromkeys([*(value for each in steps for value in each.inputs), *targets])

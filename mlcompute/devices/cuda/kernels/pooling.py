@@ -83,14 +83,7 @@ def _begin(source: KernelSource, pool: _Pool, width: int, images: dict[str, Oper
     shape = images[over].shape
     order = ("n", "h", "w", "c") if pool.is_last else _AXES
     extents = dict(zip(_AXES, (shape[0], shape[1] // width, *shape[2:]), strict=True))
-    total = source.index("total", shape[0] * shape[1] // width * shape[2] * shape[3])
-    lines = [f"    Index rest = (Index)blockIdx.x * {BLOCK} + threadIdx.x;", f"    if (rest >= {total}) return;"]
-    for axis in reversed(order[1:]):
-        extent = source.extent(f"{axis}_extent", extents[axis])
-        lines.append(f"    const Index {axis}_next = {source.divided('rest', extent)};")
-        lines.append(f"    const Index {axis} = rest - {axis}_next * {extent};")
-        lines.append(f"    rest = {axis}_next;")
-    lines.append(f"    const Index {order[0]} = rest;")
+    lines = [source.coordinates({axis: extents[axis] for axis in order})]
     for name, operand in images.items():
         n, c, h, w = (source.index(f"{name}_{axis}", operand.strides[i]) for i, axis in enumerate(_AXES))
         lines.append(f"    const Index {name}_start = n * {n} + c * {width} * {c};")
@@ -103,10 +96,8 @@ def _group(kind: str, name: str, place: str, constant: bool = True) -> str:
     return f"*reinterpret_cast<{const}Pack<{kind}, WIDTH>*>({name} + {name}_at({place}))"
 
 
-def _launch(
-    step: Step, source: KernelSource, pool: _Pool, width: int, name: str, body: str, total: int, more: str = ""
-) -> Launch:
-    before = f"constexpr int WIDTH = {width};\n{pool.constants()}{more}"
+def _launch(step: Step, source: KernelSource, pool: _Pool, width: int, name: str, body: str, total: int) -> Launch:
+    before = f"constexpr int WIDTH = {width};\n{pool.constants()}"
     return source.launch(step, name, before, body, grid=blocks_for(total // width), block=BLOCK)
 
 

@@ -149,13 +149,13 @@ class Segments:
     {source.unraveled("b", inner, ["b_from", "b_to"], "inner")}
     const Index from = a_from + b_from, to = a_to + b_to + own * {source.index("key_stride", self.key_stride)};"""
 
-    def _start(self, source: KernelSource, key: str, width: int) -> str:
+    def _start(self, source: KernelSource, width: int) -> str:
         """Statements that declare `sums`, as they are before the first item."""
         kind = sum_type(self.y.dtype)
         if self.base is None:
             return f"{kind} sums[{width}] = {{}};"
         source.pointer("base", self.base)
-        place = source.unraveled(key, self.base_axes, ["base_at"], "base")
+        place = source.unraveled("own", self.base_axes, ["base_at"], "base")
         return f"{place}\n    {kind} sums[1] = {{({kind}){loaded(self.base.dtype, 'base[base_at]')}}};"
 
     def _add(self, source: KernelSource, item: str, width: int) -> str:
@@ -199,7 +199,7 @@ class Segments:
     {source.unraveled("a", self.outer, ["a_from", "a_to"], "outer")}
     {source.unraveled("b", inner, ["b_from", "b_to"], "inner")}
     const Index from = a_from + b_from;
-    {self._start(source, "own", width)}
+    {self._start(source, width)}
     for (Index first = 0; first < {n}; first += {_TILE}) {{
         const int count = {n} - first < {_TILE} ? (int)({n} - first) : {_TILE};
         __syncthreads();  // the last tile may still be read
@@ -310,7 +310,7 @@ class Segments:
     {self._result(source, width)}
     const int count = counts[own];
     if (count > {_LIGHT}) return;
-    {self._start(source, "own", width)}
+    {self._start(source, width)}
     const int end = starts[own];
     #pragma unroll 4
     for (int p = end - count; p < end; ++p) {{
@@ -393,7 +393,7 @@ class Segments:
         __syncthreads();
         if (alive && lane == 0) {{
             const Index to = a_to + b_to + own * {source.index("key_stride", self.key_stride)};
-            {self._start(source, "own", width)}
+            {self._start(source, width)}
             #pragma unroll
             for (int v = 0; v < WIDTH; ++v) sums[v] += parts[0][v * COLUMNS + column];
             {self._store(width)}

@@ -91,7 +91,7 @@ def softmax_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     {real} last[WIDTH];
     #pragma unroll
     for (int v = 0; v < WIDTH; ++v) last[v] = {last};
-{passes.each(store_group("y", y.dtype, f"({result})"))}"""
+{passes.each(store_group(y.dtype, f"({result})"))}"""
     before = accumulator([(real, "m"), (real, "s")], merge, plan)
     shown = f"{step.op.name} of {'rows' if plan.rows else 'columns'}"
     return [source.launch(step, shown, before, body, grid=plan.grid, block=plan.block)]
