@@ -12,7 +12,7 @@ import mlcompute
 class Member(NamedTuple):
     """One Objective-C method or property.
 
-    kind        "init", "classmethod", "method" or "property"
+    kind        "init", "classmethod", "method", "property" or "class property"
     selector    as Objective-C writes it: executeForwardWithBatchSize:options:
     python      the member of the Python class; for "init" the class itself
     parameters  Python names of the selector's arguments, in their order
@@ -29,12 +29,21 @@ class Member(NamedTuple):
         return self.selector.replace(":", "_")
 
 
+class Class(NamedTuple):
+    """The Python class behind an Objective-C class, whether its objects can be copied, and its members."""
+
+    python: type
+    copies: bool
+    members: list[Member]
+
+
 _TABLE: dict[str, Any] = json.loads((files("mlcompute.objc") / "names.json").read_text(encoding="utf-8"))
 
-#: (Python class, its members) by Objective-C class.
-CLASSES: dict[str, tuple[type, list[Member]]] = {
-    name: (
+#: Classes by their Objective-C name.
+CLASSES: dict[str, Class] = {
+    name: Class(
         getattr(mlcompute, entry["python"]),
+        entry["copies"],
         [Member(kind, selector, python, tuple(names)) for kind, selector, python, names in entry["members"]],
     )
     for name, entry in _TABLE["classes"].items()

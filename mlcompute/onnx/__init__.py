@@ -1,4 +1,4 @@
-"""ONNX in and out: bring a model that exists anywhere, train it with everything open, and take it back.
+"""ONNX import and export: load a model as a trainable graph, and write graphs as ONNX.
 
     graph = mlc.onnx.load("model.onnx", batch=32)       a Graph with inputs, outputs and trainable weights by name
     print(mlc.onnx.doctor("model.onnx", batch=32))      what imports, what trains, how much memory

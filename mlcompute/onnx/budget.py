@@ -1,4 +1,4 @@
-"""What an import may cost: memory for constants that are made, arithmetic on them, and nodes after unrolling.
+"""Limits of an import: memory of constants, arithmetic on them, and nodes after unrolling.
 
 A file of a few bytes can ask for any amount of each: a shape is one number, a loop repeats, a resize needs a matrix.
 Everything is asked for here before it is made, so an import ends soon and in little memory, whatever the file says.

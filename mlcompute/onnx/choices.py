@@ -1,4 +1,4 @@
-"""What the caller decides about an import beyond the inputs: what is trained, and how."""
+"""Options of an import besides the inputs: what is trained, and how."""
 
 from __future__ import annotations
 

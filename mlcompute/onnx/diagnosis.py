@@ -1,4 +1,4 @@
-"""What would become of a model: what imports, what trains, how much memory a batch takes. Nothing is run."""
+"""The diagnosis of a model: what can be imported and trained, and how much memory a batch takes."""
 
 from __future__ import annotations
 

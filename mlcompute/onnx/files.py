@@ -75,9 +75,10 @@ def read_model(model: Any) -> ModelFile:
 def _opened(path: Path) -> BufferedReader:
     try:
         return path.open("rb")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         found = where_to_look(path) if isinstance(error, FileNotFoundError) else {}
-        raise DataError(f"onnx.load: '{path}' cannot be read", reason=error.strerror, **found) from None
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"onnx.load: '{path}' cannot be read", reason=reason, **found) from None
 
 
 def _without_large_data(file: BufferedReader) -> tuple[bytes, dict[int, tuple[int, int]]]:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mlcompute.errors import warn
-from mlcompute.onnx.operands import Known, Operand, Weight
+from mlcompute.onnx.names import operator_sets
+from mlcompute.onnx.operands import Derived, Known, Operand, Use, Weight
 from mlcompute.onnx.reach import quantized_weights, unreached
-from mlcompute.onnx.ties import find_ties
+from mlcompute.onnx.rows import ROWS
+from mlcompute.onnx.ties import find_ties, transposes
 from mlcompute.onnx.types import INEXACT, carried, descriptor_of, folded_shape, is_floating
 from mlcompute.onnx.uniform import CopiedTensor, UniformTensor
-from mlcompute.onnx.weights import Judgement, judge_all, states_weights
+from mlcompute.onnx.weights import Judgement, is_anonymous, judge_all, states_weights
 from mlcompute.ops.op import Array
-from mlcompute.runtime.tensor_state import storage_of
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -38,7 +39,25 @@ def find_weights(importer: Importer, found: dict[str, Operand]) -> None:
         role = "running statistics, " if copy in importer.ties.statistics else ""
         importer.graph.judgements[copy] = Judgement(trained, f"{role}equal to '{name}' when the model was exported")
         found[copy] = weight(importer, floats[name], copy, deferred=True) if trained else Known(floats[name], copy)
+    told = {} if stated else {name: array for name, array in floats.items() if judged[name].trained}
+    for name, table in transposes(told).items():
+        if is_anonymous(name) and not is_anonymous(table) and name not in shared:
+            _tie_transposed(importer, found, name, table)
+        else:
+            importer.graph.notes.append(f"'{name}' is '{table}' transposed: here they are trained apart")
     importer.graph.copies, importer.graph.tied = dict(importer.ties.copies), dict(importer.ties.tied)
+
+
+def _tie_transposed(importer: Importer, found: dict[str, Operand], name: str, table: str) -> None:
+    """Make a matrix an exporter has made of a parameter that parameter, transposed."""
+    stored = found[table]
+    assert isinstance(stored, Weight)
+    use = Use(ROWS["", "Transpose"], operator_sets(importer.model).get("", 1), {}, [stored], [table], 1)
+    found[name] = Derived(use, 0, stored.shape[::-1], stored.dtype)
+    importer.history.append((use, [table], [name]))
+    importer.graph.judgements[name] = Judgement(True, f"'{table}' transposed: one weight")
+    sites = [site.node.label for both in (table, name) for site in importer.uses.sites(both)]
+    importer.ties.tied[table] = list(dict.fromkeys(sites))
 
 
 def weight(importer: Importer, array: Array, name: str, deferred: bool = False) -> Weight:
@@ -79,7 +98,6 @@ def name_weights(importer: Importer) -> None:
 def note_training(importer: Importer) -> None:
     """Say what cannot be trained although a user may expect it."""
     graph = importer.graph
-    _note_transposed(importer)
     arrays = {name: o.array for name, o in importer.names.operands.items() if isinstance(o, Known)}
     if not importer.choices.dequantize:
         graph.quantized = quantized_weights(arrays, importer.uses)
@@ -96,20 +114,3 @@ def note_training(importer: Importer) -> None:
                 f"onnx.load: no weight of this model can be trained: {quantized}; "
                 "load(..., dequantize=True) makes floating weights of them"
             )
-
-
-def _note_transposed(importer: Importer) -> None:
-    """An embedding that is also the head of a network is often written twice, once transposed."""
-    weights = importer.graph.weights
-    matrices = {
-        name: storage_of(tensor).array() for name, tensor in weights.items()  # `data` would copy all of them
-        if len(tensor.descriptor.shape) == 2 and not isinstance(tensor, CopiedTensor) and tensor.keeps_data
-    }  # fmt: skip
-    reasons = {name: judgement.reason for name, judgement in importer.graph.judgements.items()}
-    for table in [name for name in matrices if "of Gather" in reasons.get(name, "")][:16]:
-        ours = matrices[table]
-        for name, theirs in matrices.items():
-            if name == table or ours is None or theirs is None or ours.shape != theirs.shape[::-1]:
-                continue
-            if np.array_equal(ours[0], theirs[:, 0]) and np.array_equal(ours.T, theirs):
-                importer.graph.notes.append(f"'{name}' is '{table}' transposed: here they are trained apart")

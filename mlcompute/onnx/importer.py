@@ -55,6 +55,11 @@ class AgainError(Exception):
         self.fixed = fixed
 
 
+def _told(error: Error) -> str:
+    """What is wrong and what to do about it, in one line."""
+    return f"{error.message}; {error.fix}" if error.fix else error.message
+
+
 class Importer:
     """One import. `problems` grows; the graph is used only when it stays empty."""
 
@@ -105,6 +110,7 @@ class Importer:
         place = Place(operator_sets(self.model) or {"": 1})
         self.read_initializers(graph, self.names, outermost=True)
         self.given.check(self.uses)
+        self._note_versions(place)
         for info in graph.input:
             if info.name not in self.names.operands:
                 self._input(info)
@@ -121,6 +127,16 @@ class Importer:
         name_weights(self)
         note_training(self)
         return self.graph
+
+    def _note_versions(self, place: Place) -> None:
+        from onnx import defs
+
+        version, newest = place.versions.get("", 1), defs.onnx_opset_version()
+        if version > newest:
+            self.graph.notes.append(
+                f"operator set {version} is newer than {newest}, the newest this version of onnx knows: "
+                "what changed since is not known here"
+            )
 
     def read_initializers(self, graph: GraphProto, names: Names, outermost: bool = False) -> None:
         if id(graph) not in self.read:
@@ -176,7 +192,7 @@ class Importer:
             if info.type.tensor_type.elem_type == 8 or isinstance(error, DataError):
                 self.names.operands[name] = Failed(f"input '{name}': {error.message}")
             else:
-                self.problems.append(Problem("input", name, error.message))
+                self.problems.append(Problem("input", name, _told(error)))
                 self.names.operands[name] = Failed()
             return
         self.graph.shapes[name], self.graph.types[name] = shape, dtype
@@ -239,9 +255,9 @@ class Importer:
         except NeedsValueError as error:
             self._fail(node, names, Problem(title, label, error.message, True, error.operand))
         except (NotImportedError, UnknownTypeError) as error:
-            self._fail(node, names, Problem(title, label, error.message, True))
+            self._fail(node, names, Problem(title, label, _told(error), True))
         except Error as error:
-            self._fail(node, names, Problem(title, label, error.message))
+            self._fail(node, names, Problem(title, label, _told(error)))
             if isinstance(error, ExhaustedError):
                 raise failure(self.problems) from None
         except MemoryError:
@@ -307,7 +323,12 @@ class Importer:
 
     def _unknown(self, domain: str, name: str) -> NotImportedError:
         reason = BY_DESIGN.get((domain, name))
-        return NotImportedError(reason or "there is no such operator in the operator table")
+        if reason:
+            return NotImportedError(reason)
+        fix = "define it as a function of the model, or export it as standard operators"
+        if domain.startswith("com.microsoft"):
+            fix = "save the model before onnxruntime optimizes its graph, or quantize it in the format QDQ"
+        return NotImportedError("there is no such operator in the operator table", fix=fix)
 
     # One operator -------------------------------------------------------------------------------------------------
 
@@ -324,6 +345,8 @@ class Importer:
         answers, same = sketch(use, self.fixed, self.budget)
         results: list[Operand] = []
         computed: list[tuple[int, Shape, np.dtype[Any]]] = []
+        if use.row.caution is not None:
+            self.note(use.row.caution(use), label)
         for index, answer in enumerate(answers):
             if isinstance(answer, np.ndarray):
                 known = self._folded(answer, outputs[index] if index < len(outputs) else "")
@@ -380,6 +403,8 @@ class Importer:
         """A shape filled with one number, used where a weight is expected, stands for one; so do running statistics."""
         array = known.array
         fewest = 2 if known.is_fill else 1  # one filled number is a number, but one channel has statistics
+        if known.made is not None and not known.is_fill:
+            return known  # statistics repeated for every sample: a tensor would keep them for this batch
         if array.ndim == 0 or array.size < fewest or not is_carried(array.dtype):
             return known
         if not is_floating(carried(array.dtype)):

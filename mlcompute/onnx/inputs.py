@@ -45,7 +45,7 @@ class GivenInputs:
         elif name in self.constants and not tensor_type.HasField("shape"):
             shape = self.constants[name].shape
         elif not tensor_type.HasField("shape"):
-            raise ShapeError("its rank is not known", fix="give shapes={name: ..}")
+            raise ShapeError("its rank is not known", fix=f"give shapes={{{name!r}: (..)}}")
         else:
             shape = tuple(self._extent(dim, axis, name) for axis, dim in enumerate(tensor_type.shape.dim))
         if min(shape, default=0) < 0 or len(shape) > 32:

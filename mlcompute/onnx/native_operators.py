@@ -6,6 +6,7 @@ import numpy as np
 
 from mlcompute.onnx.operands import Derived, Known, Source, Use
 from mlcompute.onnx.operators.reductions import MASKED
+from mlcompute.onnx.operators.sampling import size_is_disputed
 from mlcompute.onnx.types import carried
 
 #: Operators are written as of this version of the standard: old enough for the programs in use.
@@ -30,6 +31,8 @@ def is_native(use: Use, known: dict[int, bool]) -> bool:
     if row.domain or row.name in AS_OPS or MASKED in given or given.get("layout") or given.get("mode") == "wrap":
         return False
     if given.get("coordinate_transformation_mode") in ("align_corners", "tf_crop_and_resize"):
+        return False
+    if row.name == "Resize" and size_is_disputed(use):
         return False
     if not same_meaning(row.name, use.version, bool(given.get("ceil_mode"))) or not _accepts(use):
         return False

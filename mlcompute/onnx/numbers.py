@@ -56,6 +56,13 @@ def is_count(array: Array) -> bool:
     return bool(np.array_equal(array.reshape(-1), np.arange(array.size)))
 
 
+def is_monotone(array: Array) -> bool:
+    """One axis along which the numbers only rise or only fall, as those of a noise schedule do."""
+    if array.ndim != 1 or not 8 <= array.size <= _PART or is_uniform(array):
+        return False
+    return bool(np.all(array[1:] >= array[:-1]) or np.all(array[1:] <= array[:-1]))
+
+
 def is_mirrored(array: Array) -> bool:
     """The same from both ends, as the windows of signal processing are; not all equal."""
     flat = array.reshape(-1)

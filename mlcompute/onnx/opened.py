@@ -103,6 +103,8 @@ def _written(
         if not scaled:
             raise StaticError("no input has an axis of samples")
         there, theirs = _written(graph, request, [], False, more, size + 1)
+        if size > 1:  # rows picked by their numbers are there in a larger batch, but not in a smaller one
+            _written(graph, request, [], False, more, size - 1)
         return _opened(out, there, Sizes(size, size + 1), scaled[0], mine, theirs)
     shapes: dict[Tensor, list[int]] = {}
     for axis, extent in more:

@@ -1,4 +1,4 @@
-"""The order of nodes: what a node uses comes before it, whatever the file says."""
+"""Topological order of nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in the way of an import: all of it, in one error."""
+"""Problems of an import: all of them in one error."""
 
 from __future__ import annotations
 

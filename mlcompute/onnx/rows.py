@@ -163,6 +163,7 @@ class Row:
     needs    operands whose numbers must be known at import
     weights  operands where a constant of the model is a weight, even one that is not stored as such
     note     what is not imported, in words
+    caution  what to know about one use of it, where programs compute it in different ways
     """
 
     name: str
@@ -174,6 +175,7 @@ class Row:
     needs: frozenset[int] = frozenset()
     weights: frozenset[int] = frozenset()
     note: str = ""
+    caution: Callable[[Any], str] | None = None
 
 
 ROWS: dict[tuple[str, str], Row] = {}
@@ -191,6 +193,7 @@ def operator(
     needs: Sequence[int] = (),
     weights: Sequence[int] = (),
     note: str = "",
+    caution: Callable[[Any], str] | None = None,
 ) -> Callable[[Function], Function]:
     """Put an operator into the table."""
 
@@ -198,8 +201,9 @@ def operator(
         for name in names:
             assert (domain, name) not in ROWS, f"operator {name} is defined twice"
             ROWS[domain, name] = Row(
-                name, domain, function, layer, trains, frozenset(frozen), frozenset(needs), frozenset(weights), note
-            )
+                name, domain, function, layer, trains, frozenset(frozen), frozenset(needs), frozenset(weights), note,
+                caution,
+            )  # fmt: skip
         return function
 
     return add

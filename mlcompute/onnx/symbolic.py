@@ -112,16 +112,29 @@ class Rewriter:
             return self._node_once("Expand", self.here.constant(number), self._numbers(list(a.shape), list(b.shape)))
         if a.dtype == b.dtype == np.float32 and a.shape == b.shape and a.size == 1:
             return self._share(a, b)
+        if a.dtype == b.dtype and a.ndim == b.ndim:
+            return self._repeated(a, b)
         raise StaticError(f"a table of {a.size} numbers has a part for each sample")
 
     def _share(self, a: Array, b: Array) -> str:
-        """One number that is smaller the more samples there are, as a mean divides by how many."""
-        whole = np.float32(a.item() * self.sizes.a)
-        if not np.isclose(whole, b.item() * self.sizes.b, rtol=1e-6, atol=0.0):
-            raise StaticError(f"{a.item():g} for {self.sizes.a}, {b.item():g} for {self.sizes.b}, is no share")
-        count = self._node_once("Cast", self._samples(1), to=element_type(a.dtype))
-        count = self._node_once("Reshape", count, self.here.constant(np.array(a.shape, np.int64)))
-        return self._node_once("Div", self.here.constant(np.full(a.shape, whole)), count)
+        """One number that grows with the samples, or gets smaller the more there are, as a mean divides by how many."""
+        n, m = self.sizes.a, self.sizes.b
+        for kind, whole, other in (("Div", a.item() * n, b.item() * m), ("Mul", a.item() / n, b.item() / m)):
+            if np.isclose(whole, other, rtol=1e-6, atol=0.0):
+                count = self._node_once("Cast", self._samples(1), to=element_type(a.dtype))
+                count = self._node_once("Reshape", count, self.here.constant(np.array(a.shape, np.int64)))
+                return self._node_once(kind, self.here.constant(np.full(a.shape, whole, np.float32)), count)
+        raise StaticError(f"{a.item():g} for {n}, {b.item():g} for {m}, neither grows nor shrinks with the batch")
+
+    def _repeated(self, a: Array, b: Array) -> str:
+        """A table with the same part for each sample, as of a mask that was expanded."""
+        parts = [self.sizes.multiple(x, y) for x, y in zip(a.shape, b.shape, strict=True)]
+        part = a[tuple(slice(k or None) for k in parts)]
+        here, there = ([size if k else 1 for k in parts] for size in (self.sizes.a, self.sizes.b))
+        for whole, repeats in ((a, here), (b, there)):
+            if not np.array_equal(np.tile(part, repeats), whole, equal_nan=is_floating(a.dtype)):
+                raise StaticError(f"a table of {a.size} numbers has a part of its own for each sample")
+        return self._node_once("Tile", self.here.constant(part), self._numbers(here, there))
 
     def _numbers(self, a: list[int], b: list[int], may_be_open: bool = False) -> str:
         """Whole numbers of which some are multiples of the batch."""

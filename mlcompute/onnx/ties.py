@@ -8,6 +8,8 @@ are equal, so most of its parameters arrive as one. What names or numbers reveal
 - running statistics are never also weights.
 
 What two nodes of one module share stays shared, and so do tables used in two roles: an embedding that is also the head.
+Exporters that fold constants store such a head, and the matrix of a module that is used for vectors and for sequences,
+a second time and transposed: `transposes` finds those.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mlcompute.onnx.numbers import is_uniform
+import numpy as np
+
+from mlcompute.onnx.numbers import is_uniform, is_whole
 from mlcompute.onnx.uses import FlatNode, Uses, frozen_slots
 from mlcompute.onnx.weights import Judgement, is_anonymous
 from mlcompute.ops.op import Array
@@ -111,8 +115,10 @@ def _key(name: str, place: _Place, base: _Place, uniform: bool, producer: str, u
     telling   weights that are not one number repeated: nodes that share such a one are the same module, used twice
     """
     if producer == "pytorch" and not place.user.has_scopes:
-        # This exporter puts an Identity where it has merged equals, and none where a module is used twice.
-        return place.name or None
+        # This exporter puts an Identity where it has merged equals, and none where a module is used twice; unless it
+        # has transposed the same matrix for each use.
+        made_up = bool(place.name) and is_anonymous(place.name) and not uniform
+        return None if made_up and _is_called_again(base.user.module, place.user.module) else place.name or None
     if place.name and not is_anonymous(place.name):
         return place.name if uniform or _without_numbers(place.name) == _without_numbers(name) else None
     module, first = place.user.module, base.user.module
@@ -125,6 +131,33 @@ def _key(name: str, place: _Place, base: _Place, uniform: bool, producer: str, u
     if shared:
         return None if shared & _around(name, base.user, uses, telling) else frozenset(shared)
     return place.node.outputs[0], place.slot
+
+
+def _is_called_again(first: str, again: str) -> bool:
+    """Are they one module, whose second and later calls the exporter numbers: 'block.fc' and 'block_1.fc_1'?"""
+    pairs = list(zip(first.split("."), again.split("."), strict=False))
+    alike = all(b == a or re.fullmatch(re.escape(a) + r"_\d+", b) for a, b in pairs)
+    return alike and bool(first) and first.count(".") == again.count(".")
+
+
+def transposes(arrays: Mapping[str, Array]) -> dict[str, str]:
+    """Matrices that are another one, transposed: name -> that other's, which has a name of its own where one has.
+
+    Numbers that are the same either way, and whole ones, as fresh matrices have them, say nothing.
+    """
+    found: dict[str, str] = {}
+    starts: dict[object, str] = {}
+    matrices = [name for name, array in arrays.items() if array.ndim == 2 and min(array.shape) > 1]
+    for name in sorted(matrices, key=is_anonymous):
+        array = arrays[name]
+        other = starts.get((array.shape, array.dtype, array[:8, 0].tobytes()))
+        if is_uniform(array) or is_whole(array):
+            continue
+        if other is not None and np.array_equal(array, arrays[other].T) and not np.array_equal(array, arrays[other]):
+            found[name] = other
+        else:
+            starts.setdefault((array.shape[::-1], array.dtype, array[0, :8].tobytes()), name)
+    return found
 
 
 def _around(name: str, node: FlatNode, uses: Uses, telling: set[str]) -> set[str]:

@@ -85,7 +85,7 @@ def _gradients_and_update(
         for given, tensor in zip(names, parameters, strict=True):
             state_names.append(writer.unique(f"{given}_{state}"))
             inputs[state_names[-1]] = out.border(tensor)
-            stored[state_names[-1]] = _state(graph, optimizer, tensor, number)
+            stored[state_names[-1]] = _state(optimizer, tensor, number)
     new = [writer.unique(f"{given}_new") for given in (*names, *state_names)]
     writer.node(kind, [rate, time, *names, *gradients, *state_names], new, DOMAIN, **attributes)
     tensors = parameters * (1 + len(states))
@@ -118,7 +118,7 @@ def _operator(optimizer: Optimizer) -> tuple[str, dict[str, Any], list[str]]:
     )  # fmt: skip
 
 
-def _state(graph: TrainingGraph, optimizer: Optimizer, tensor: Tensor, number: int) -> Any:
+def _state(optimizer: Optimizer, tensor: Tensor, number: int) -> Any:
     """The present state of a parameter, in the operator's convention."""
     states = [np.asarray(state.bytes).view(np.float32) for state in tensor.optimizer_data]
     if number >= len(states):

@@ -153,6 +153,15 @@ class Uses:
             name, limit = self.makers[name].inputs[0], limit - 1
         return name
 
+    def is_scaled_input(self, name: str, limit: int = 8) -> bool:
+        """Is it an input of the model, after at most sums and products with stored numbers?"""
+        name = self.origin(name)
+        maker = self.makers.get(name)
+        if maker is None or not limit or maker.operator not in ("Add", "Sub", "Mul", "Div"):
+            return name in self.inputs
+        computed = [value for value in maker.inputs if value in self.computed]
+        return len(computed) == 1 and self.is_scaled_input(computed[0], limit - 1)
+
 
 class _Walker:
     """Takes functions and sub-graphs apart into a list."""

@@ -24,7 +24,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mlcompute.errors import DataError
-from mlcompute.onnx.numbers import is_count, is_mask, is_mirrored, is_sparse_filter, is_uniform, is_whole, waves
+from mlcompute.onnx.numbers import (
+    is_count,
+    is_mask,
+    is_mirrored,
+    is_monotone,
+    is_sparse_filter,
+    is_uniform,
+    is_whole,
+    waves,
+)
 from mlcompute.onnx.uses import MOVING, Site, Uses, frozen_slots, weight_slots
 from mlcompute.ops.op import Array
 
@@ -54,9 +63,14 @@ _CONSTANT_WORDS = frozenset(
 _ANONYMOUS = re.compile(
     r"(onnx::|val_|const_fold|ortshared|_val|/|_?\d+$)|.*(output_\d+|__\d+)$|.*[Cc]onst(ant)?(_\d+)?$"
 )
+#: Names that PyTorch's newer exporter makes up. It leaves parameters their own names, unless it computes with them.
+_NUMBERED = re.compile(r"val_\d+")
 #: Uses of a tensor that are looked at.
 _MOST_SITES = 64
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "DeformConv"})
+_NORMALIZATIONS = frozenset(
+    {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
+)
 _BROADCAST = frozenset({"Add", "Sub", "Mul", "Div", "Sum", "Where", "Max", "Min"})
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul"})
 #: What may stand between a product and the sine and cosine of it.
@@ -87,6 +101,7 @@ class _Numbers:
     uniform = functools.cached_property(lambda self: is_uniform(self.array))
     whole = functools.cached_property(lambda self: is_whole(self.array))
     count = functools.cached_property(lambda self: is_count(self.array))
+    monotone = functools.cached_property(lambda self: is_monotone(self.array))
     mirrored = functools.cached_property(lambda self: is_mirrored(self.array))
     sparse = functools.cached_property(lambda self: is_sparse_filter(self.array))
 
@@ -186,11 +201,15 @@ def _at(site: Site, name: str, numbers: _Numbers, uses: Uses) -> Judgement:
             return Judgement(False, "its name says so")
         if numbers.count:
             return Judgement(False, "its numbers count 0, 1, 2, ..")
+        if node.operator in ("Gather", "GatherND") and not called_weight and numbers.monotone:
+            return Judgement(False, "its numbers only rise or only fall: a schedule")
         if node.operator in _PRODUCTS:
             if uses.reaches(node, ("Sin", "Cos"), _BEFORE_WAVES):
                 return Judgement(False, f"sine and cosine are taken of {node.label}: it holds frequencies")
-            if not called_weight and node.operator == "MatMul" and numbers.sparse:
+            if not called_weight and node.operator in ("MatMul", "Einsum") and numbers.sparse:
                 return Judgement(False, "no negative numbers, mostly zeros: a filter bank or interpolation")
+        if node.operator in _NORMALIZATIONS and numbers.uniform and _NUMBERED.fullmatch(name):
+            return Judgement(False, f"one number that PyTorch's exporter made up: {node.label} has no scale")
         return Judgement(True, f"operand {slot} of {node.label}")
     if called_constant and not called_weight:
         return Judgement(False, "its name says so")
@@ -218,8 +237,8 @@ def _broadcast(site: Site, name: str, numbers: _Numbers, uses: Uses, called_weig
         # Whole numbers and mirrored ones are not what training leaves behind; zeros and ones are what it starts from.
         if numbers.whole and not numbers.uniform:
             return Judgement(False, "whole numbers: a mask, strides or positions")
-        others = [uses.origin(other) for k, other in enumerate(node.inputs) if k != site.slot and other]
-        if any(other in uses.inputs for other in others):
+        others = [other for k, other in enumerate(node.inputs) if k != site.slot and other]
+        if any(uses.is_scaled_input(other) for other in others):
             return Judgement(False, f"{node.label} applies it to an input of the model")
         if uses.reaches(node, ("Sin", "Cos"), _BEFORE_WAVES):
             return Judgement(False, f"sine and cosine are taken of {node.label}: it holds frequencies")

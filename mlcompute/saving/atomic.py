@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all, whatever happens in between.
+"""Atomic replacement of files.
 
 The new file is written beside the old one, flushed to the disk, renamed over it, and the folder is flushed too. Until
 the rename the old file is untouched. A writer keeps its temporary file locked; one without a lock belongs to a
@@ -14,6 +14,7 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlcompute.errors import FileError
@@ -72,9 +73,9 @@ def replace_file(path: str, fill: Callable[[Writer], None], who: str) -> None:
             if fcntl is None:
                 new.close()
             os.replace(new.name, target)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise FileError(
-            f"{who}: {path} could not be written: {error.strerror or error}",
+            f"{who}: {path} could not be written: {getattr(error, 'strerror', None) or error}",
             folder=folder,
             fix="make the folder first"
             if not os.path.isdir(folder)
@@ -170,6 +171,12 @@ def _is_still_there(name: str, descriptor: int) -> bool:
         return os.path.samestat(os.stat(name), os.fstat(descriptor))
     except FileNotFoundError:
         return False
+
+
+def write_text(path: Path, text: str, who: str) -> Path:
+    """Replace a file by a new one; FileError, and the old one stays as it was, when that fails."""
+    replace_file(str(path), lambda writer: writer.write(text.encode("utf-8", "replace")), who)
+    return path
 
 
 def sweep(folder: str) -> int:

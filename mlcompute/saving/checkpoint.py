@@ -14,8 +14,10 @@ with zeros in its place).
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -63,10 +65,11 @@ class Checkpoint:
         who = self.who = f"mlcompute.Checkpoint: {self.path}"
         self._lock = threading.Lock()
         try:
-            self._file: BinaryIO = open(self.path, "rb", buffering=0)  # noqa: SIM115  (kept open: it may be replaced)
-        except OSError as error:
-            found = where_to_look(os.fsdecode(self.path)) if isinstance(error, FileNotFoundError) else {}
-            raise FileError(f"{who}: cannot be opened: {error.strerror or error}", **found) from error
+            self._file: BinaryIO = _opened(self.path)  # kept open: the path may become another file's
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            found = where_to_look(self.path) if isinstance(error, FileNotFoundError) else {}
+            reason = getattr(error, "strerror", None) or error
+            raise FileError(f"{who}: cannot be opened: {reason}", **found) from error
         self._close = weakref.finalize(self, self._file.close)
         try:
             self._header = self._read_header()
@@ -193,7 +196,7 @@ class Checkpoint:
 
     @property
     def arrays(self) -> Mapping[str, Array]:
-        """What the caller gave as `arrays`; each is read when it is asked for."""
+        """The `arrays` given to `save`; each is read on access."""
         return _Arrays(self, ARRAYS)
 
     def optimizer_state(self, name: str) -> dict[str, Array]:
@@ -220,7 +223,7 @@ class Checkpoint:
         return name in self._header.entries
 
     def close(self) -> None:
-        """Let go of the file; what was read stays."""
+        """Close the file. What was read stays valid."""
         self._close()
 
     def __enter__(self) -> Checkpoint:
@@ -234,6 +237,16 @@ class Checkpoint:
     def __repr__(self) -> str:
         count = len(self.names)
         return f"Checkpoint('{self.path}', {count} tensors{', plain' if self.is_plain else ''})"
+
+
+def _opened(path: str) -> BinaryIO:
+    """The file at a path. A pipe nobody writes into is refused at once: opening it would wait for ever."""
+    at_once = getattr(os, "O_NONBLOCK", 0)
+    file = open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | at_once))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, not a file")
+    return file
 
 
 class _Arrays(Mapping[str, Array]):

@@ -1,4 +1,4 @@
-"""Classes of the user's own in files: by the name they were registered with, or by where they are defined.
+"""The user's own classes in files: by registered name, or by module and class.
 
 A file never makes anything be imported. A name in it is looked up among the classes that are passed to `load`, that
 were registered, or that the process has defined already.
@@ -33,7 +33,7 @@ def register(kind: Kind) -> Kind: ...
 @overload
 def register(kind: str) -> Callable[[Kind], Kind]: ...
 def register(kind: Any) -> Any:
-    """Let files name a class of your own: `@register`, or `@register("my_company.Scale")` for a name that stays.
+    """Let files name your own class: `@register`, or `@register("my_company.Scale")` for a name that stays.
 
     Layers, optimizers, losses and schedules need it only for a name of their own: without it a file names them by
     module and class, and finds them again when that module was imported before `load`. Other classes that are

@@ -42,7 +42,7 @@ class RestoreReport:
 
     matched    tensors that got values from the file
     missing    tensors of the graph that were wanted but are not in the file: they keep their values
-    left_over  tensors of the file that went nowhere
+    left_over  tensors of the file that were not used
     is_exact   was everything restored, state and random streams included?
     notes      what may keep a resumed run from being bitwise the same; patterns that match nothing
     progress   what was given to `save`; None where nothing was

@@ -1,4 +1,4 @@
-"""How many cases of ONNX's own suite pass. The README quotes these; test_backend.py keeps them true."""
+"""How many cases of ONNX's own suite pass. docs/robustness.md quotes these; test_backend.py checks them."""
 
 #: Computed by an engine from fed inputs.
 PASSED = 1632

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import mlcompute as mlc
+from mlcompute.onnx.backend import run_model
 from mlcompute.onnx.rows import ROWS, load_rows
 from tests.onnx.mutants import small_network
 
@@ -57,6 +59,39 @@ def test_double_is_noted() -> None:
     assert mlc.onnx.doctor(model).notes == ["double is computed in float32: 'w', 'x'"]
 
 
+def _one(node: onnx.NodeProto, shape: list[object] | None, version: int = 18, **stored: np.ndarray) -> onnx.ModelProto:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    arrays = [numpy_helper.from_array(array, name) for name, array in stored.items()]
+    sets = [helper.make_opsetid("", version), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(helper.make_graph([node], "g", [x], [y], arrays), opset_imports=sets)
+
+
+def test_an_obstacle_says_what_to_do() -> None:
+    fused = _one(helper.make_node("FusedMatMul", ["x", "x"], ["y"], domain="com.microsoft"), [3, 3])
+    (said,) = map(str, mlc.onnx.doctor(fused).problems)
+    assert said == (
+        "com.microsoft.FusedMatMul 'y': there is no such operator in the operator table; "
+        "save the model before onnxruntime optimizes its graph, or quantize it in the format QDQ"
+    )
+    (said,) = map(str, mlc.onnx.doctor(_one(helper.make_node("Mine", ["x"], ["y"]), [3])).problems)
+    assert said.endswith("define it as a function of the model, or export it as standard operators")
+    with pytest.raises(mlc.onnx.ModelError, match=r"input 'x': its rank is not known; give shapes=\{'x': \(\.\.\)\}"):
+        mlc.onnx.load(_one(helper.make_node("Relu", ["x"], ["y"]), None))
+
+
+def test_what_programs_disagree_about_is_noted() -> None:
+    relu = _one(helper.make_node("Relu", ["x"], ["y"]), [3], version=999)
+    assert "operator set 999 is newer than" in mlc.onnx.doctor(relu).notes[0]
+    given = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
+    resize = helper.make_node("Resize", ["x", "", "scales"], ["y"], **given)
+    for scale, count in ((1.7, 1), (1.6, 0), (2.2, 0)):
+        scales = np.array([1, 1, 1, scale], np.float32)
+        notes = mlc.onnx.load(_one(resize, [1, 1, 1, 5], scales=scales)).notes
+        assert len(notes) == count
+        assert all("PyTorch and onnxruntime round the size down first" in note for note in notes)
+
+
 def test_the_table_has_every_operator() -> None:
     table = mlc.onnx.operator_table()
     named = {line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]}
@@ -96,3 +131,17 @@ def test_no_module_takes_the_place_of_a_public_name() -> None:
     """Importing mlcompute.onnx.x binds x in the package: a file of a function's name would hide the function."""
     files = {path.stem for path in Path(mlc.onnx.__file__).parent.glob("*.py")}
     assert not files & set(mlc.onnx.__all__)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("Scaler", {"offset": [0.5, 1.0, 2.0], "scale": [2.0] * 3}), ("Scaler", {"offset": [1.0], "scale": [3.0]})]
+    + [("Normalizer", {"norm": norm}) for norm in ("MAX", "L1", "L2")],
+)
+def test_what_scikit_learn_puts_before_a_network(name: str, given: dict[str, object]) -> None:
+    model = _one(helper.make_node(name, ["x"], ["y"], domain="ai.onnx.ml", **given), [3, 3])
+    model.opset_import[1].domain, model.ir_version = "ai.onnx.ml", 8
+    x = np.float32([[1, -2, 3], [0, 0, 0], [-1, -2, -3]])
+    (ours,), _ = run_model(model, [x], mlc.Device.cpu())
+    (theirs,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)

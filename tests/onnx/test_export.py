@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import mlcompute as mlc
@@ -438,6 +439,47 @@ def test_a_batch_that_cannot_be_open_stays_and_says_why() -> None:
     fixed = mlc.onnx.to_model(run, any_batch=False)
     assert fixed.metadata_props[0].value == "4: as asked"
     assert fixed.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 4
+
+
+def _imported(nodes: list[onnx.NodeProto], stored: dict[str, Array]) -> onnx.ModelProto:
+    """A model from x (n, 2, 3) to y, imported for four samples and written again."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2, 3])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    arrays = [numpy_helper.from_array(array, name) for name, array in stored.items()]
+    sets = [helper.make_opsetid("", 18)]
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y], arrays), opset_imports=sets, ir_version=8)
+    return mlc.onnx.to_model(mlc.onnx.load(model, batch=4))
+
+
+def test_tables_that_repeat_for_each_sample_and_counts_of_samples_are_open() -> None:
+    """Masks that are expanded to the batch, tables that are tiled, and a division by the number of samples."""
+    mask = np.triu(np.full((2, 3), -np.inf, np.float32), 2)
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Expand", ["mask", "shape"], ["masks"]),
+        helper.make_node("Add", ["x", "masks"], ["masked"]),
+        helper.make_node("Shape", ["x"], ["n"], end=1),
+        helper.make_node("Tile", ["table", "n"], ["tables"]),
+        helper.make_node("Reshape", ["tables", "three"], ["factors"]),
+        helper.make_node("Mul", ["masked", "factors"], ["product"]),
+        helper.make_node("Cast", ["n"], ["count"], to=TensorProto.FLOAT),
+        helper.make_node("Div", ["product", "count"], ["y"]),
+    ]
+    table = np.float32([1.0, 2.0])
+    model = _imported(nodes, {"mask": mask, "table": table, "three": np.array([-1, 2, 1])})
+    assert model.metadata_props[0].value == "any"
+    for n in (4, 1, 6):
+        x = np.random.default_rng(n).standard_normal((n, 2, 3)).astype(np.float32)
+        (y,) = session(model).run(None, {"x": x})
+        np.testing.assert_allclose(y, (x + mask) * table[:, None] / n, rtol=1e-6)
+
+
+def test_samples_that_are_picked_by_number_do_not_make_any_batch() -> None:
+    """As an unrolled loop over the first axis does: with more rows it would leave the last ones out."""
+    model = _imported([helper.make_node("Gather", ["x", "rows"], ["y"])], {"rows": np.array([0, 3])})
+    assert model.metadata_props[0].value.startswith("4: for another batch: Gather: an index lies outside")
+    model = _imported([helper.make_node("Gather", ["x", "rows"], ["y"])], {"rows": np.array([-1])})
+    assert model.metadata_props[0].value == "any"
 
 
 # Real networks ------------------------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ def _example(name: str, shape: tuple[int, ...], result: tuple[int, ...], **attri
 #: Operators ONNX's suite has no example of with floating numbers.
 EXTRA = {
     "GlobalLpPool": _example("GlobalLpPool", (2, 3, 4, 5), (2, 3, 1, 1), p=3),
+    "ai.onnx.ml:Normalizer": _example("Normalizer", (3, 5), (3, 5), domain="ai.onnx.ml", norm="L2"),
+    "ai.onnx.ml:Scaler": _example("Scaler", (3, 5), (3, 5), domain="ai.onnx.ml", offset=[0.5], scale=[2.0] * 5),
     "Trilu": _example("Trilu", (2, 4, 5), (2, 4, 5), upper=0),
 }
 

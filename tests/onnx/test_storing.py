@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import mlcompute as mlc
 from mlcompute.onnx import storing
+from mlcompute.onnx.backend import run_graph
 
 #: The program of a child process: it writes a model of 64 MB of weights and prints what that adds to its memory.
 PROGRAM = """
@@ -166,3 +167,26 @@ def test_resize_by_scales(opset: int, mode: str, axes: list[int] | None) -> None
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 4)).astype(np.float32)
     a, b = (onnxruntime.InferenceSession(m.SerializeToString()).run(["y"], {"x": x})[0] for m in (original, model))
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1.4, 2.2, 0.7])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_resize_by_a_scale_with_no_exact_float(mode: str, scale: float) -> None:
+    """5 scaled by 1.4 is 7, and element 11 of 5 scaled by 2.2 lies on element 5: as PyTorch and onnxruntime compute."""
+    how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    graph = helper.make_graph(
+        [helper.make_node("Resize", ["x", "", "scales"], ["y"], mode=mode, **how)],
+        "resize",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 5, 10])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.float32([1, 1, scale, scale]), "scales")],
+    )
+    original = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    imported = mlc.onnx.load(original, batch=2)
+    x = np.random.default_rng(0).standard_normal((2, 3, 5, 10)).astype(np.float32)
+    (ours,) = run_graph(imported, {"x": x}, mlc.Device.cpu())
+    model = mlc.onnx.to_model(imported)
+    for m in (original, model):
+        (y,) = onnxruntime.InferenceSession(m.SerializeToString()).run(["y"], {"x": x})
+        assert y.shape[2:] == (round(5 * scale - 0.1), round(10 * scale))
+        np.testing.assert_allclose(ours, y, rtol=1e-5, atol=1e-5)

@@ -106,7 +106,26 @@ def test_a_module_that_is_used_twice_stays_one_module() -> None:
     assert "tied: one weight in several places" in str(report)
 
 
-def test_a_tied_embedding_stays_tied_or_is_told() -> None:
+def test_a_module_that_is_used_twice_for_sequences_stays_one_module() -> None:
+    """PyTorch's exporter has folded the transpose of its matrix once for every use."""
+    graph = mlc.onnx.load(export(Shared(), torch.randn(4, 3, 4)), batch=4)
+    assert sum(math.prod(t.descriptor.shape) for t in graph.weights.values()) == 38
+    (matrix,) = (name for name in graph.tied if "MatMul" in name)
+    assert len(graph.tied[matrix]) == 2
+
+
+@pytest.mark.parametrize("kind", ["Gather", "GatherND"])
+def test_tables_that_are_looked_up(kind: str) -> None:
+    """A codebook is trained however it is looked up; a schedule of noise is not."""
+    nodes = [helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64), helper.make_node(kind, ["t", "i"], ["y"])]
+    assert list(mlc.onnx.load(model_of(nodes, {"t": normal(9, 4)}, [3, 1])).weights) == ["t"]
+    assert list(mlc.onnx.load(model_of(nodes, {"t": normal(9)}, [3, 1])).weights) == ["t"]
+    schedule = mlc.onnx.load(model_of(nodes, {"t": np.linspace(1e-4, 0.02, 9, dtype=np.float32)}, [3, 1]))
+    assert not schedule.weights
+    assert schedule.judgements["t"].reason == "its numbers only rise or only fall: a schedule"
+
+
+def test_a_tied_embedding_stays_tied_or_is_told(device: mlc.Device) -> None:
     table = normal(9, 4)
     nodes = [
         helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),
@@ -116,6 +135,19 @@ def test_a_tied_embedding_stays_tied_or_is_told() -> None:
     graph = mlc.onnx.load(model_of(nodes, {"table": table}, [3]))
     assert list(graph.weights) == ["table"]
     assert [label.split()[0] for label in graph.tied["table"]] == ["Gather", "Gemm"]
+    # Stored again by an exporter that has folded the transpose, under a name it made up.
+    nodes[2] = helper.make_node("MatMul", ["e", "val_5"], ["y"])
+    model = model_of(nodes, {"table": table, "val_5": np.ascontiguousarray(table.T)}, [3])
+    graph = mlc.onnx.load(model)
+    assert list(graph.weights) == ["table"]
+    assert [label.split()[0] for label in graph.tied["table"]] == ["Gather", "MatMul"]
+    assert str(graph.judgements["val_5"]) == "weight: 'table' transposed: one weight"
+    again = mlc.onnx.load(mlc.onnx.to_model(graph), batch=3)
+    for one in (graph, again):
+        trained(one, np.float32([1, 4, 4]), normal(3, 9), device)
+    np.testing.assert_array_equal(again.weights["table"].data, graph.weights["table"].data)
+    apart = mlc.onnx.load(model, trainable="val_5")
+    assert list(apart.weights) == ["val_5"]
     nodes[2] = helper.make_node("MatMul", ["e", "head"], ["y"])
     graph = mlc.onnx.load(model_of(nodes, {"table": table, "head": np.ascontiguousarray(table.T)}, [3]))
     assert set(graph.weights) == {"table", "head"}
@@ -150,6 +182,12 @@ CONSTANTS = {
         [helper.make_node("Sub", ["x", "t"], ["h"]), helper.make_node("MatMul", ["h", "w"], ["y"])],
         normal(8), "an input of the model",
     ),
+    "a scale of the input": (
+        [helper.make_node("Sub", ["x", "mu"], ["c"]), helper.make_node("Mul", ["c", "t"], ["h"]),
+         helper.make_node("MatMul", ["h", "w"], ["y"])],
+        normal(8), "an input of the model",
+    ),
+    "a scale nobody has": (_after("LayerNormalization", "val_2"), np.ones(8, np.float32), "has no scale"),
     "a start state": (
         [helper.make_node("RNN", ["x3", "wr", "rr", "", "", "t"], ["", "y"], hidden_size=2),],
         normal(1, 6, 2), "is no weight",
@@ -160,15 +198,17 @@ CONSTANTS = {
 @pytest.mark.parametrize("name", list(CONSTANTS))
 def test_a_constant_is_not_trained(name: str) -> None:
     nodes, array, reason = CONSTANTS[name]
-    stored = {"w": normal(8, 8), nodes[-1].input[-1] if "mean" not in name else "t": array}
+    stored = {"w": normal(8, 8), nodes[-1].input[-1] if "of the input" not in name else "t": array}
+    if name == "a scale of the input":
+        stored["mu"] = normal(8) + 1
     if name == "a start state":
         nodes = [helper.make_node("Unsqueeze", ["x", "axes"], ["x3"]), *nodes]
         stored = {"t": array, "axes": np.array([0]), "wr": normal(1, 2, 8), "rr": normal(1, 2, 2)}
     graph = mlc.onnx.load(model_of(nodes, stored, [6, 8]))
-    tensor = next(key for key in stored if key not in ("w", "axes", "wr", "rr"))
+    tensor = next(key for key in stored if key not in ("w", "axes", "wr", "rr", "mu"))
     assert tensor not in graph.weights
     assert reason in graph.judgements[tensor].reason
-    assert set(graph.weights) == set(stored) - {tensor, "axes"}
+    assert set(graph.weights) == set(stored) - {tensor, "axes", "mu"}
 
 
 def test_sines_and_cosines_are_known_by_their_squares() -> None:
@@ -188,13 +228,17 @@ def test_sines_and_cosines_are_known_by_their_squares() -> None:
 
 
 WEIGHTS = {
+    "a factor of an Einsum": (
+        [helper.make_node("MatMul", ["x", "w"], ["h"]),
+         helper.make_node("Einsum", ["h", "t"], ["y"], equation="ij,jk")], normal(8, 8) / 2,
+    ),
     "a bias": (_after("Add", "t"), normal(8)),
     "a bias of zeros": (_after("Add", "t"), np.zeros(8, np.float32)),
     "a scale per channel": (_after("Mul", "t"), np.ones(8, np.float32)),
     "positions with a name": (_after("Add", "pos_embed"), normal(6, 8)),
     "fresh positions": (_after("Add", "onnx::Add_3"), np.zeros((6, 8), np.float32)),
     "a scale with a name": (_after("Mul", "layer.alpha"), np.array([0.1], np.float32)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list(WEIGHTS))

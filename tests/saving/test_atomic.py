@@ -300,6 +300,9 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
             save(path, 1)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert loop.is_symlink()
+    for path in (pipe, "/dev/zero"):
+        with pytest.raises(mlc.FileError, match="not a file"):
+            mlc.load(path)  # opening a pipe would wait for somebody who writes into it
 
 
 def test_nobody_else_reads_a_private_file_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,6 +376,13 @@ def test_impossible_places_are_said(tmp_path: Path) -> None:
         mlc.load(tmp_path / "model")
     with pytest.raises(mlc.FileError, match="directory"):
         mlc.load(tmp_path)
+    with pytest.raises(mlc.FileError, match="could not be written: embedded null"):
+        save(tmp_path / "a\0b", 1)
+    with pytest.raises(mlc.FileError, match="cannot be opened: embedded null"):
+        mlc.load("a\0b")
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(mlc.FileError, match=r"link to .*nowhere, which does not exist"):
+        mlc.load(tmp_path / "link")
 
 
 def test_a_graph_that_runs_while_it_is_saved_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

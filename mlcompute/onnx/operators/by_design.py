@@ -20,7 +20,8 @@ BY_DESIGN["", "ImageDecoder"] = "it decodes files, it does not compute"
 BY_DESIGN["", "MaxRoiPool"] = "the size of each cell depends on computed regions"
 for _name in (
     "Binarizer", "CastMap", "CategoryMapper", "DictVectorizer", "FeatureVectorizer", "Imputer", "LabelEncoder",
-    "LinearClassifier", "LinearRegressor", "Normalizer", "OneHotEncoder", "SVMClassifier", "SVMRegressor", "Scaler",
-    "TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "ZipMap",
+    "LinearClassifier", "LinearRegressor", "OneHotEncoder", "SVMClassifier", "SVMRegressor", "TreeEnsemble",
+    "TreeEnsembleClassifier", "TreeEnsembleRegressor",
 ):  # fmt: skip
     BY_DESIGN["ai.onnx.ml", _name] = "trees, encoders and the like are not networks"
+BY_DESIGN["ai.onnx.ml", "ZipMap"] = "it makes a dictionary of every row: convert with the option zipmap=False"

@@ -50,7 +50,7 @@ def _flat_places(indices: Value, extents: tuple[int, ...]) -> Value:
     return ops.reshape(ops.sum_(scaled, (indices.rank - 1,)), indices.shape[:-1])
 
 
-@operator("GatherND")
+@operator("GatherND", weights=(0,))
 def gather_nd(call: Call) -> Value:
     x, indices = call[0], call[1]
     batch = call.attribute("batch_dims", 0)

@@ -65,7 +65,11 @@ def gemm(call: Call) -> Value:
     return through_double(y, scaled) if is_fractional else scaled(y)
 
 
-@operator("Einsum")
+#: Operands an Einsum is looked at for weights: more than anybody multiplies at once.
+_MOST_OPERANDS = 16
+
+
+@operator("Einsum", weights=range(_MOST_OPERANDS))
 def einsum(call: Call) -> Value:
     values = call.all_values()
     inputs, output = _equation(call.attribute("equation", ""), [value.rank for value in values])

@@ -147,3 +147,30 @@ def dropout(call: Call) -> tuple[Any, ...]:
         return (ops.select(keep, x * (1.0 / (1.0 - ratio)), 0.0), keep)[: call.output_count]
     kept = ops.full(x, x.shape, True, np.dtype(np.bool_ if call.version >= 10 else np.float32))
     return (ops.copy(x) if ratio > 0.0 else x, kept)[: call.output_count]
+
+
+# What scikit-learn's pipelines put before a network -----------------------------------------------------------------
+
+
+@operator("Scaler", domain="ai.onnx.ml")
+def scaler(call: Call) -> Value:
+    x = call[0] if call[0].is_floating else ops.convert(call[0], FLOAT32)
+    offset, scale = (np.array(call.attribute(name, [one]), np.float32) for name, one in (("offset", 0), ("scale", 1)))
+    if not x.rank or not {offset.size, scale.size} <= {1, x.shape[-1]}:
+        raise ShapeError(f"Scaler: {offset.size} offsets and {scale.size} scales do not fit {x.shape}")
+    return (x - call.constant(offset, x.dtype)) * call.constant(scale, x.dtype)
+
+
+@operator("Normalizer", domain="ai.onnx.ml")
+def normalizer(call: Call) -> Value:
+    x, norm = call[0] if call[0].is_floating else ops.convert(call[0], FLOAT32), call.attribute("norm", "MAX")
+    if not x.rank:
+        raise ShapeError("Normalizer: a single number has no rows")
+    if norm == "MAX":
+        total = ops.max_(x, (x.rank - 1,))
+    elif norm in ("L1", "L2"):
+        total = ops.sum_(ops.abs_(x) if norm == "L1" else x * x, (x.rank - 1,))
+    else:
+        raise ShapeError(f"Normalizer: there is no norm {norm!r}")
+    safe = ops.select(ops.equal(total, 0.0), 1.0, total)
+    return x / (ops.sqrt(safe) if norm == "L2" else safe)

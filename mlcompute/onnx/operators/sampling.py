@@ -8,12 +8,14 @@ import itertools
 import math
 from collections.abc import Callable
 from functools import reduce
+from typing import Any
 
 import numpy as np
 
 from mlcompute import ops
 from mlcompute.errors import ShapeError
 from mlcompute.onnx.budget import affordable
+from mlcompute.onnx.operands import Failed, Known, Listed, Use
 from mlcompute.onnx.operators.shapes import limited
 from mlcompute.onnx.rows import Call, NotImportedError, front, operator, through_double
 from mlcompute.ops.indexing import INT64
@@ -31,18 +33,25 @@ def _cubic(x: Array, a: float) -> Array:
 
 
 def _positions(call: Call, extent: int, size: int, scale: float, roi: tuple[float, float]) -> Array:
-    """Where each element of the result lies in the source."""
+    """Where each element of the result lies in the source.
+
+    In float32, as other programs compute it: by a scale of 2.2, element 11 lies on element 5 and not a little before.
+    """
+    return np.asarray(_positions_in_float32(call, extent, size, np.float32(scale), roi), np.float64)
+
+
+def _positions_in_float32(call: Call, extent: int, size: int, scale: np.float32, roi: tuple[float, float]) -> Any:
     mode = call.attribute("coordinate_transformation_mode", "half_pixel")
     if call.kind == "Upsample" or call.version < 11:
         mode = "asymmetric"
-    x = np.arange(size, dtype=np.float64)
-    full = scale * extent  # the size before it is rounded down
+    x = np.arange(size, dtype=np.float32)
+    full = scale * np.float32(extent)  # the size before it is rounded down
     if mode == "asymmetric":
         return x / scale
     if mode == "align_corners":
         return x * ((extent - 1) / (full - 1)) if full != 1 else x * 0.0
     if mode == "tf_crop_and_resize":
-        start, end = roi
+        start, end = map(float, roi)
         if full != 1:
             return start * (extent - 1) + x * ((end - start) * (extent - 1) / (full - 1))
         return x * 0.0 + 0.5 * (start + end) * (extent - 1)
@@ -124,6 +133,11 @@ def _gathered(x: Value, axis: int, places: Array, weights: Array) -> Value:
     return reduce(ops.add, parts)
 
 
+def _scaled(extent: int, scale: float) -> int:
+    """A size, in float32 as PyTorch and onnxruntime compute it: 5 scaled by 1.4 is 7, and not a little less."""
+    return math.floor(float(np.float32(extent) * np.float32(scale)))
+
+
 def _sizes_and_scales(call: Call, x: Value, axes: list[int]) -> tuple[list[int], list[float]]:
     given = call.attribute("scales") if call.kind == "Upsample" and "scales" in call.attributes else None
     scale_operand = 1 if call.kind == "Upsample" or call.version < 11 else 2
@@ -134,7 +148,7 @@ def _sizes_and_scales(call: Call, x: Value, axes: list[int]) -> tuple[list[int],
         scales = [float(number) for number in given]
         if len(scales) != len(axes) or min(scales, default=1.0) <= 0:
             raise ShapeError(f"{call.kind}: scales {scales} do not fit {x.shape}")
-        return [math.floor(n * s) for n, s in zip(extents, scales, strict=True)], scales
+        return [_scaled(n, s) for n, s in zip(extents, scales, strict=True)], scales
     sizes = call.integers(3)
     if len(sizes) != len(axes):
         raise ShapeError(f"{call.kind}: sizes {sizes} do not fit {x.shape}")
@@ -147,7 +161,32 @@ def _sizes_and_scales(call: Call, x: Value, axes: list[int]) -> tuple[list[int],
     return sizes, scales
 
 
-@operator("Resize", needs=(1, 2, 3), frozen=(1, 2))
+def _exact_sizes(use: Use) -> list[tuple[int, float]]:
+    """Per axis that is scaled: its extent, and the scale as it is stored. Empty where sizes are given."""
+    x, scales = use.operands[0], use.operands[2] if len(use.operands) > 2 else None
+    if not isinstance(scales, Known) or x is None or isinstance(x, (Known, Listed, Failed)):
+        return []
+    axes = use.attributes.get("axes") or range(len(x.shape))
+    return [(x.shape[axis], float(s)) for axis, s in zip(axes, scales.array.reshape(-1), strict=False)]
+
+
+def size_is_disputed(use: Use) -> bool:
+    """Does the size depend on how exactly it is computed? ONNX's checker says that 5 scaled by 1.4 is 6."""
+    return any(math.floor(n * s) != _scaled(n, s) for n, s in _exact_sizes(use))
+
+
+def _rounded_corners(use: Use) -> str:
+    """Corners that are aligned at a size before it is rounded down lie elsewhere than PyTorch puts them."""
+    aligned = use.attributes.get("coordinate_transformation_mode") == "align_corners"
+    if not aligned or all(np.float32(n) * np.float32(s) == _scaled(n, s) for n, s in _exact_sizes(use)):
+        return ""
+    return (
+        "align_corners with scales that give no whole size is computed as ONNX's own examples are; PyTorch and "
+        "onnxruntime round the size down first: export with sizes instead of scales"
+    )
+
+
+@operator("Resize", needs=(1, 2, 3), frozen=(1, 2), caution=_rounded_corners)
 def resize(call: Call) -> Value:
     x = call[0]
     axes = [front(axis, x.rank, call.kind) for axis in call.attribute("axes") or range(x.rank)]
