@@ -16,7 +16,7 @@ from typing import Any
 
 from mlcompute.cli.answer import FAILED, INTERRUPTED, SUCCESS, USAGE, Answer, fitted, wrapped
 from mlcompute.cli.parsing import Parser, UsageError, meant
-from mlcompute.cli.streams import show_everything, stop_showing
+from mlcompute.cli.streams import plain_warnings, show_everything, stop_showing
 from mlcompute.errors import Error
 
 #: One file per command: what it is called, what it does, in the order of the help.
@@ -49,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args = _read(given)
         if not args.command:
             return USAGE
-        with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+        elsewhere = contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()
+        with plain_warnings(), elsewhere:
             answer: Answer = args.run(args)  # what a model file prints is no part of a JSON answer
         _show(answer, args.json)
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What a command answers: text for people, data for programs, an exit code for scripts."""
+"""The result of a command: text for people, data for programs, an exit code for scripts."""
 
 from __future__ import annotations
 

@@ -33,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"what a column is ({', '.join(KINDS)}), where it would be taken for something else; again for others",
     )
     group.add_argument("--no-header", action="store_true", help="the first line of a table is a sample")
+    group.add_argument("--separator", metavar="CHARACTER", help="of a table: between fields (found out)")
+    group.add_argument("--decimal", choices=(".", ","), help="of a table: the mark before decimals (found out)")
+    group.add_argument(
+        "--encoding", metavar="NAME", help="of a table or text: cp1252, say, as Windows writes it (utf-8)"
+    )
     group.add_argument("--window", type=count, metavar="N", help="a table is a time series: samples are N lines")
     group.add_argument("--horizon", type=count, metavar="N", help="forecast so many lines after the window (1)")
     group.add_argument("--size", type=checked(_size), metavar="N or HxW", help="bring images to this size, in pixels")
@@ -65,6 +70,9 @@ _READ: dict[str, Callable[[Any], dict[str, Any]]] = {
     "test": lambda number: {"test": number},
     "column": lambda texts: {"kinds": dict(map(_kind, texts))},
     "no_header": lambda flag: {"header": not flag},
+    "separator": lambda text: {"separator": text},
+    "decimal": lambda text: {"decimal": text},
+    "encoding": lambda text: {"encoding": text},
 }
 OPTIONS = (*_READ, "augment")
 
@@ -110,6 +118,9 @@ def read_for(checkpoint: str, path: str | None, *, labels: bool, everything: boo
         plain = {"images": False, "standardize": False} if Path(where).suffix == ".npz" else {}
         data = load(where, **plain, **({"validation": 0.0} if everything else {}))
         return (data, False) if data.validation is None else (data.validation, True)
+    split = preprocessing.split
+    if path is None and split.other and not split.test and not everything:
+        return preprocessing.read(split.other), True
     data = preprocessing.read(where, labels=labels)
     if everything or where != preprocessing.source:
         return data, False

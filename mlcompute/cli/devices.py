@@ -1,4 +1,4 @@
-"""mlcompute devices: what this machine has to compute with."""
+"""mlcompute devices: list the devices of this machine."""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+import numpy as np
+
 import mlcompute as mlc
 from mlcompute.cli import datasets, models, trainers
 from mlcompute.cli.answer import Answer
@@ -34,5 +36,10 @@ def run(args: argparse.Namespace) -> Answer:
     with datasets.told(args.data, data):
         found = trainer.evaluate(data)
     text = "  ".join(f"{name} {value:.4f}" for name, value in found.items())
+    facts, labels = {"data": data.name, "samples": len(data), **found}, np.asarray(data.y)
+    if "accuracy" in found and data.classes and labels.ndim == 1 and len(labels):
+        counts = np.bincount(labels)
+        facts["baseline"] = float(counts.max() / len(labels))
+        text += f"  (always answering {data.classes[counts.argmax()]!r}: {facts['baseline']:.4f})"
     part = f"{len(data):,} samples" + (" that were held out in training (--all takes all)" if is_held_out else "")
-    return Answer(f"{data.name}, {part}\n{text}", {"data": data.name, "samples": len(data), **found})
+    return Answer(f"{data.name}, {part}\n{text}", facts)

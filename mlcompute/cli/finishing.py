@@ -1,4 +1,4 @@
-"""After training: what the model gets wrong, and the report."""
+"""After training: evaluation of a classifier, and the report."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from mlcompute.cli.arguments import count
 from mlcompute.cli.onnx_options import add_onnx_arguments, onnx_arguments
 from mlcompute.runtime.call_data import batch_of
 from mlcompute.runtime.session import session_of
-from mlcompute.seeing.files import write_text
+from mlcompute.saving.atomic import write_text
 from mlcompute.seeing.table import Table
 from mlcompute.seeing.units import shape, size
 

@@ -1,4 +1,4 @@
-"""mlcompute new: write a recipe out as a script to go on from."""
+"""mlcompute new: write a recipe as a script that you can change."""
 
 from __future__ import annotations
 

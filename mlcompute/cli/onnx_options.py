@@ -1,4 +1,4 @@
-"""What the command line says about an ONNX model: the arguments of `mlc.onnx.load`, one option each."""
+"""Options for ONNX models on the command line: the arguments of `mlc.onnx.load`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading the words of a command line: what is wrong with them is told with what was probably meant."""
+"""Parsing of command lines, with suggestions for misspelled options and choices."""
 
 from __future__ import annotations
 

@@ -16,12 +16,14 @@ from mlcompute.cli import datasets, models, trainers
 from mlcompute.cli.answer import Answer
 from mlcompute.cli.arguments import count
 from mlcompute.data import Dataset, preprocessing_of
+from mlcompute.data.table import TablePreprocessing
 from mlcompute.data.target import Array
 from mlcompute.data.text_file import TextPreprocessing, read_file
 from mlcompute.errors import DataError
 from mlcompute.ops.bfloat16 import computed
 from mlcompute.runs.evaluation import probabilities_of
 from mlcompute.saving.atomic import replace_file
+from mlcompute.seeing.units import percent
 
 HELP = (
     "samples like those it was trained with: a table without the target, an image or a folder of images, arrays in a "
@@ -89,7 +91,8 @@ def run(args: argparse.Namespace) -> Answer:
 def _table(trainer: mlc.Trainer, data: Dataset, found: Array) -> tuple[list[str], list[list[Any]]]:
     """Predictions as people read them: the class and its probability, numbers in their own units, or errors."""
     found = computed(found)
-    names: Sequence[Any] = data.sample_names or range(1, len(data) + 1)
+    is_table = isinstance(data.preprocessing, TablePreprocessing)  # the first sample of which is 1, not "line 2"
+    names: Sequence[Any] = range(1, len(data) + 1) if is_table or not data.sample_names else data.sample_names
     if trainer.model.feed.compared:  # what comes out is compared with what went in
         x = data.values(np.arange(len(data)))
         errors = ((found - x.reshape(found.shape)) ** 2).reshape(len(found), -1).mean(axis=1)
@@ -119,7 +122,7 @@ def _shown(data: Dataset, header: list[str], rows: list[list[Any]]) -> str:
 
 def _cell(value: Any, name: str) -> str:
     if name == "probability":
-        return f"{value:.1%}"
+        return percent(value)
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

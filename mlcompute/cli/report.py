@@ -12,8 +12,8 @@ from mlcompute.cli import models, samples
 from mlcompute.cli.answer import Answer
 from mlcompute.cli.runs import chosen_runs
 from mlcompute.errors import DataError
+from mlcompute.saving.atomic import write_text
 from mlcompute.seeing.compare import compare_page
-from mlcompute.seeing.files import write_text
 from mlcompute.seeing.page import Page
 from mlcompute.seeing.report_page import report_page
 

@@ -1,4 +1,4 @@
-"""Which folder a training run goes to, and which checkpoint it goes on from: none replaces another unasked."""
+"""Which folder a run is written to, and which checkpoint it resumes from: no run is replaced unless asked."""
 
 from __future__ import annotations
 

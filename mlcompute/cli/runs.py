@@ -10,7 +10,7 @@ from pathlib import Path
 import mlcompute as mlc
 from mlcompute.cli.answer import Answer
 from mlcompute.cli.parsing import meant
-from mlcompute.errors import DataError
+from mlcompute.errors import DataError, FileError
 from mlcompute.runs.comparing import best_of, comparable, compared, known_orders, ordered
 from mlcompute.runs.folders import found_run, is_run, run_folders
 from mlcompute.seeing.setup import value_text
@@ -57,10 +57,21 @@ def run(args: argparse.Namespace) -> Answer:
 def chosen_runs(which: list[str]) -> list[mlc.Run]:
     """The runs that were named; one name may be a folder of runs; without any, all in runs/."""
     if not which:
-        return [mlc.Run.read(path) for path in run_folders("runs")] if Path("runs").is_dir() else []
+        return _runs_in("runs") if Path("runs").is_dir() else []
     if len(which) == 1 and Path(which[0]).is_dir() and not is_run(Path(which[0])):
-        return [mlc.Run.read(path) for path in run_folders(which[0])]
+        return _runs_in(which[0])
     return [mlc.Run.read(found_run(text)) for text in which]
+
+
+def _runs_in(folder: str) -> list[mlc.Run]:
+    """All runs of a folder; one that cannot be read is told of, and does not hide the others."""
+    runs = []
+    for path in run_folders(folder):
+        try:
+            runs.append(mlc.Run.read(path))
+        except FileError as error:
+            print(f"left out: {error}", file=sys.stderr)
+    return runs
 
 
 def _side_by_side(runs: list[mlc.Run]) -> Table:

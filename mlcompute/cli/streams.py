@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import os
 import sys
+import warnings
+from collections.abc import Iterator
 
 #: Plain characters for those in our own tables that some terminals lack.
 _PLAIN = {"…": "...", "\u00d7": "x", "→": "->", "ᵀ": "^T", "·": "."}
@@ -24,6 +27,24 @@ def show_everything() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="mlcompute")
+
+
+@contextlib.contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Warnings that no line of the user's brought about come without a line: it would be one of Python's own start."""
+    usual = warnings.formatwarning
+
+    def formatted(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        is_start = filename.startswith("<") or os.path.abspath(filename) == os.path.abspath(sys.argv[0])
+        return f"warning: {message}\n" if is_start else usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = formatted
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def stop_showing() -> None:

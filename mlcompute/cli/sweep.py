@@ -138,7 +138,11 @@ def _planned(args: argparse.Namespace) -> Sweep:
         raise DataError("no model was given", expected=trainers.HELP)
     if not args.vary:
         raise DataError("nothing varies", fix="say what: --vary rate=0.001,0.01")
-    space = dict(map(_read, args.vary))
+    given = list(map(_read, args.vary))
+    space = dict(given)
+    if len(space) < len(given):
+        twice = next(name for name in space if [one for one, _ in given].count(name) > 1)
+        raise DataError(f"--vary {twice}: is given more than once", fix=f"give all values together: {twice}=A,B")
     parser = Parser(add_help=False)
     train.add_arguments(parser)
     options = {name.removeprefix("--").replace("-", "_") for name in parser.options()}

@@ -19,6 +19,7 @@ from mlcompute.cli.streams import stop_showing
 from mlcompute.data.text_file import TextPreprocessing
 from mlcompute.errors import DataError, ExecutionError
 from mlcompute.runs.folders import clear
+from mlcompute.saving import Checkpoint
 from mlcompute.trainer.last_batch import CHOICES
 from mlcompute.trainer.progress import described
 from mlcompute.trainer.signals import Interrupted, Terminated
@@ -86,6 +87,8 @@ def run(args: argparse.Namespace) -> Answer:
     with _saying("nothing was trained yet" + (f", {resume} is as it was" if resume else "; start it again")):
         mlc.Platform.set_rng_seed_to(args.seed)
         device = models.device_named(args.device or "cpu")
+        if resume is not None and args.rate is not None:
+            _expect_same_rate(resume, args.rate)
         trainer, data, args.epochs = trainers.trainer_and_data(args, device)
         if args.device and trainer.device.actual_device_type != device.actual_device_type:
             raise DataError(
@@ -98,10 +101,27 @@ def run(args: argparse.Namespace) -> Answer:
     with run_choice.made(args.model, folder) as out:
         given = {"model": args.model, "seed": args.seed, "last_batch": args.last_batch, **dict(args.set)}
         run = mlc.Run(
-            Path(args.model).stem, folder=out, parameters=given, data=_data_facts(data, args.data), command=args.typed
+            Path(args.model).stem,
+            folder=out,
+            parameters=given,
+            data=_data_facts(data, args.data),
+            command=args.typed,
+            overwrite=args.overwrite,
         )
         with run, _live(args, run, data, trainer) as live:
             return _train(args, trainer, data, resume, run, live)
+
+
+def _expect_same_rate(resume: Path, rate: float) -> None:
+    """A run goes on with the rates of its checkpoint: refuse one that would be ignored."""
+    with Checkpoint(resume) as checkpoint:
+        progress = checkpoint.progress
+    rates = progress.get("trainer", {}).get("learning_rates", []) if isinstance(progress, dict) else []
+    if rates and rate not in rates:
+        raise DataError(
+            f"{resume}: was saved with learning rate {rates[0]:g}, and goes on with it, not with --rate {rate:g}",
+            fix="leave --rate out; in Python mlcompute.restore starts a new run from its weights, at any rate",
+        )
 
 
 def _remarks(args: argparse.Namespace, trainer: mlc.Trainer, data: mlc.data.Dataset) -> str:
@@ -155,11 +175,13 @@ def _train(
         return Answer(text, answer, code=code)
     final = {name: values[-1] for name, values in history.history.items() if values}
     answer |= final
-    lines = ["", described(final), f"checkpoint  {last}"]
+    report = _report(args, run, trainer, data, answer)
+    lines = ["", described(final), *([f"but         {answer['remark']}"] if "remark" in answer else [])]
+    lines.append(f"checkpoint  {last}")
     if data.validation is not None:
         lines.append(f"best        {best}")
         answer["best"] = str(best)
-    lines += [line for line in [_report(args, run, trainer, data, answer)] if line]
+    lines += [report] if report else []
     used = best if data.validation is not None else last
     given = "--prompt TEXT" if isinstance(data.preprocessing, TextPreprocessing) else "FILE"
     lines.append(f"predict     mlcompute predict {shlex.quote(str(used))} {given}")
@@ -173,6 +195,8 @@ def _report(
     """Write down what the model gets wrong and, if it is wanted, the report; the line that says where it is."""
     with _saying(f"the state is saved in {answer['checkpoint']}, the report is missing"):
         evaluation = finishing.evaluated(run, trainer, data)
+        if evaluation is not None and evaluation.remark:
+            answer["remark"] = evaluation.remark
         if args.report is None:
             return ""
         report = Path(args.report) if args.report else run.report

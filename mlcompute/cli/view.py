@@ -1,4 +1,4 @@
-"""mlcompute view: the runs of a folder in the browser, as they are and as they go on."""
+"""mlcompute view: show the runs of a folder in the browser, including running ones."""
 
 from __future__ import annotations
 
@@ -117,10 +117,16 @@ class RunsSite:
         return page, state
 
     def _all(self) -> tuple[Page, dict[str, Any]]:
-        runs = [mlc.Run.read(folder) for folder in run_folders(self.root)]
+        runs, damaged = [], 0
+        for folder in run_folders(self.root):
+            try:
+                runs.append(mlc.Run.read(folder))
+            except Error:  # `mlcompute runs` tells what is wrong with it
+                damaged += 1
         page = compare_page(runs, lambda run: f"run/{run.folder.name}/", self.root.resolve().name)
         training = sum(run.status == "running" for run in runs)
         text = f"{len(runs):,} run{'' if len(runs) == 1 else 's'}" + (f", {training} training" if training else "")
+        text += f", {damaged:,} that cannot be read" if damaged else ""
         ended = [run.facts.get("epochs", 0) / max(1, run.parameters.get("epochs", 1)) for run in runs]
         done = sum(ended) / len(ended) if ended else 0.0
         return page, {"state": text, "kind": "on" if training else "over", "done": min(1.0, done), "over": False}

@@ -127,8 +127,7 @@ def read_npz(
     found = read_arrays(existing(path))
     if isinstance(validation, (str, os.PathLike)):
         data = dataset_of(str(path), found, task, images, standardize, Split(0.0, test, seed))
-        assert data.preprocessing is not None
-        return replace(data, validation=data.preprocessing.read(validation))
+        return data.validated_with(validation)
     return dataset_of(str(path), found, task, images, standardize, Split(validation, test, seed))
 
 
@@ -161,7 +160,7 @@ def dataset_of(
         if name not in found:
             raise DataError(
                 f"{who}: lacks {name.removesuffix('_train')}",
-                found=listed([one.removesuffix("_train") for one in found]) or "nothing",
+                found=listed(list(found)) or "nothing",
                 expected="arrays x and y, or x_train and y_train; np.savez(path, x=..., y=...) writes them",
             )
     given, y = numeric(who, "x", found["x_train"]), _labels(who, found["y_train"])
@@ -183,6 +182,8 @@ def dataset_of(
     if standardize and target:
         target = target.standardized(codes[parts.train])
     mean, std = _statistics(x[parts.train], layout, standardize)
+    if not np.isfinite([*mean, *std]).all():
+        raise DataError(f"{who}: x has numbers too large to be standardised", fix="scale them, to about 1")
     preprocessing = ArrayPreprocessing(who, target, split, x.shape[1:], layout, mean, std)
     whole = preprocessing.dataset(who, given, y)
     data = replace(whole, notes=_notes(preprocessing, given, codes)).with_held_out(parts)
@@ -255,14 +256,22 @@ def _statistics(x: Array, layout: Layout, standardize: bool) -> tuple[tuple[floa
     if not standardize or not len(x):
         return (), ()
     axes = tuple(range(x.ndim - 1))
-    mean, std = x.mean(axis=axes, dtype=np.float64), x.std(axis=axes, dtype=np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # refused where it is infinite
+        mean, std = x.mean(axis=axes, dtype=np.float64), x.std(axis=axes, dtype=np.float64)
     return tuple(map(float, mean)), tuple(float(one) if one > 0 else 1.0 for one in std)
 
 
 def read_arrays(path: FilePath) -> dict[str, Array]:
     """The arrays in a .npz file, those called x and y as x_train and y_train; of a .npy file its only one."""
     usual = {"": "x_train", "x": "x_train", "y": "y_train", "x_valid": "x_val", "y_valid": "y_val"}
-    return {usual.get(name, name): array for name, array in named_arrays(path).items()}
+    found: dict[str, Array] = {}
+    for name, array in named_arrays(path).items():
+        small = name[:1].lower() + name[1:]  # X and X_train, as scikit-learn's users write them
+        known = usual.get(small, small if small[:2] in ("x_", "y_") else name)
+        if known in found:
+            raise DataError(f"{path}: holds {known} more than once", fix="leave one out: X is x, and x is x_train")
+        found[known] = array
+    return found
 
 
 def named_arrays(path: FilePath) -> dict[str, Array]:
@@ -274,7 +283,11 @@ def named_arrays(path: FilePath) -> dict[str, Array]:
         with file:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        is_object = "pickle" in str(error)
+        is_object = "Object arrays" in str(error)
+        if "pickle" in str(error) and not is_object:  # what NumPy takes other files for
+            raise DataError(
+                f"{path}: is no .npz or .npy file", fix="write it with np.savez(path, x=..., y=...)"
+            ) from error
         fix = "write text labels as y.astype(str), and samples as one array of numbers" if is_object else ""
         kind = path.suffix if path.suffix in (".npz", ".npy") else ".npz"
         raise DataError(f"{path}: cannot be read as {kind}: {error}", fix=fix) from error

@@ -1,4 +1,4 @@
-"""Images changed at random while learning: what becomes of one follows from seed, epoch and its number alone."""
+"""Data augmentation: random changes of an image that depend only on seed, epoch and its number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches made on several threads, handed out in order: which thread made one changes nothing in it."""
+"""Batches prepared on several threads and returned in order. Which thread made one changes nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.data.target import Array
-from mlcompute.trainer.data import Batch, Epoch
-from mlcompute.trainer.shuffling import order_of
+from mlcompute.trainer.data import Batch, Epoch, order_of
 from mlcompute.trainer.streams import Samples
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,15 +10,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mlcompute.data.target import Array, listed, shown
+from mlcompute.data.target import Array, listed, short, shown
+from mlcompute.data.written_numbers import is_missing, not_numbers, typed
 from mlcompute.errors import DataError
 
 Kind = Literal["number", "date", "category", "ignored"]
 KINDS = ("number", "date", "category", "ignored")
-#: Text that stands for nothing.
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 #: Categories with at most so many values become one column of 0 and 1 for each; others are embedded.
 ONE_HOT = 16
+#: What stands behind a time and says of which zone it is.
+_ZONE = re.compile(r"(?<=\d)([T ]\d\d:?\d\d(?::?\d\d(?:\.\d+)?)?) ?(Z|[+-]\d\d(?::?\d\d)?)$")
+_OTHER_DATE = re.compile(r"\d{1,4}([./])\d{1,2}\1\d{2,4}")
 #: So much of a column must be numbers for the rest to be taken for mistakes.
 _MOSTLY = 0.8
 
@@ -26,15 +29,15 @@ _MOSTLY = 0.8
 class Frame:
     """A table as it was read: text, "" or None where a value is missing, or float64, NaN where one is.
 
-    lines          where each sample stands in the file, counted in what `place` says
-    decimal_comma  may 3,5 be a number?
+    lines    where each sample stands in the file, counted in what `place` says
+    decimal  the decimal mark of its numbers, as far as it shows
     """
 
     who: str
     columns: dict[str, Array]
     lines: list[int]
     place: str = "line"
-    decimal_comma: bool = False
+    decimal: str = ""
 
     def at(self, row: int) -> str:
         """Where a sample stands."""
@@ -55,7 +58,14 @@ def frame_of(columns: Any) -> Frame:
         shapes = ", ".join(f"{name} {values.shape}" for name, values in found.items())
         raise DataError("table: columns must have one axis, one length and a value", given=shapes or "no columns")
     rows = list(range(next(iter(lengths.values()))))
-    return Frame("table", {name: _in_memory(values) for name, values in found.items()}, rows, "row")
+    return frame_of_columns("table", {name: _in_memory(values) for name, values in found.items()}, rows)
+
+
+def frame_of_columns(who: str, columns: Mapping[str, Array], rows: list[int]) -> Frame:
+    """A table whose columns are float64 or text already; text that is made of numbers becomes them."""
+    texts = {name: values for name, values in columns.items() if values.dtype.kind != "f"}
+    numbers, decimal = typed(who, texts, lambda row: f"row {rows[row]}", ",")
+    return Frame(who, {**columns, **numbers}, rows, "row", decimal)
 
 
 def _in_memory(values: Array) -> Array:
@@ -64,8 +74,8 @@ def _in_memory(values: Array) -> Array:
         return values.astype(np.float64)
     if values.dtype.kind == "M":
         values = np.array(["" if text == "NaT" else text for text in np.datetime_as_string(values)], dtype=object)
-    texts = [None if value is None or value != value else str(value) for value in values]  # NaN differs from itself
-    return typed(np.array(texts, dtype=object), False)
+    # NaN differs from itself.
+    return np.array([None if value is None or value != value else str(value) for value in values], dtype=object)
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,15 @@ class Column:
         found = [np.where(missing, 0.0, scaled)]
         return [*found, missing.astype(np.float32)] if self.marks_missing else found
 
+    def missing(self, frame: Frame) -> int:
+        """How many values are not there."""
+        raw = frame.columns[self.name]
+        return int(np.isnan(raw).sum()) if raw.dtype.kind == "f" else sum(map(is_missing, raw))
+
+    def days(self, frame: Frame) -> Array:
+        """Dates as days since 1970, NaN where they are missing."""
+        return _as_kind(frame, self.name, "date")
+
     def codes(self, frame: Frame) -> Array:
         """A category as whole numbers: 0 for values that training has not seen, 1 for the first."""
         numbers = {value: k + 1 for k, value in enumerate(self.values)}
@@ -126,6 +145,8 @@ def learned(frame: Frame, name: str, kind: Kind | None, rows: Array) -> Column:
     """What a column is, and what the samples of some rows tell about it."""
     raw = frame.columns[name]
     asked = kind is not None
+    if not asked and not name:
+        return Column(name, "ignored", why="left out: it has no name")
     kind = kind or guessed(frame, name)
     if kind == "ignored":
         return Column(name, kind, why="left out")
@@ -133,10 +154,14 @@ def learned(frame: Frame, name: str, kind: Kind | None, rows: Array) -> Column:
         texts = as_text(raw)
         values, counts = np.unique(texts[rows], return_counts=True)
         if not asked and len(values) > 20 and 2 * len(values) > len(rows):
-            return Column(name, "ignored", why=f"left out: {len(values)} different texts in {len(rows)} samples")
+            example = str(texts[rows[0]])
+            why = f"left out: {len(values)} different texts in {len(rows)} samples, as {short(example)!r}"
+            return Column(
+                name, "ignored", why=why + "; dates are read as 2026-11-16" * bool(_OTHER_DATE.match(example))
+            )
         if len(values) == 1:
-            return Column(name, "ignored", why=f"left out: it is always {values[0]!r}")
-        common = [str(value) for value in values[np.argsort(-counts, kind="stable")]]
+            return Column(name, "ignored", why=f"left out: it is always {short(values[0])!r}")
+        common = [short(value) for value in values[np.argsort(-counts, kind="stable")]]
         how = "embedded" if len(values) > ONE_HOT else "one-hot"
         return Column(
             name, kind, values=tuple(map(str, values)), why=f"{len(values)} values, {how}: {listed(common, 4)}"
@@ -163,34 +188,17 @@ def guessed(frame: Frame, name: str) -> Kind:
     if raw.dtype.kind == "f":
         return "number"
     counts = Counter(text for text in raw if not is_missing(text))
-    texts, bad = list(counts), [text for text in counts if not is_number(text, frame.decimal_comma)]
-    if not bad:
-        return "number"
-    good = sum(counts.values()) - sum(counts[text] for text in bad)
-    if good >= 10 and good >= _MOSTLY * sum(counts.values()):
-        row = next(k for k, text in enumerate(raw) if text == bad[0])
-        raise DataError(
-            f"{frame.who}: {frame.at(row)}: {bad[0]!r} in column {name!r} is no number, {good} others are",
-            fix=f"correct it, or empty it if the value is missing; categories: kinds={{{name!r}: 'category'}} "
-            f"(--column {name}=category)",
-        )
-    try:
-        _dates_of(texts)
-    except ValueError:
-        return "category"
-    return "date"
-
-
-def typed(texts: Array, decimal_comma: bool) -> Array:
-    """A column of text as float64 where it is made of numbers, NaN where they are missing; else as it is."""
-    try:
-        return texts.astype(np.float64)
-    except (TypeError, ValueError):
-        filled = ["nan" if is_missing(text) else text for text in texts]
-    try:
-        return np.array([text.replace(",", ".") for text in filled] if decimal_comma else filled).astype(np.float64)
-    except ValueError:
-        return texts
+    bad = {"number": not_numbers(counts, frame.decimal), "date": [text for text in counts if not _is_date(text)]}
+    for what, wrong in bad.items():
+        good = sum(counts.values()) - sum(counts[text] for text in wrong)
+        if wrong and good >= 10 and good >= _MOSTLY * sum(counts.values()):
+            row = next(k for k, text in enumerate(raw) if text == wrong[0])
+            raise DataError(
+                f"{frame.who}: {frame.at(row)}: {wrong[0]!r} in column {name!r} is no {what}, {good} others are",
+                fix=f"correct it, or empty it if the value is missing; categories: kinds={{{name!r}: 'category'}} "
+                f"(--column {name}=category)",
+            )
+    return "category" if bad["date"] else "date"
 
 
 def _as_kind(frame: Frame, name: str, kind: Kind) -> Array:
@@ -201,12 +209,22 @@ def _as_kind(frame: Frame, name: str, kind: Kind) -> Array:
     elif kind == "date":
         numbers = np.full(len(raw), np.nan)
         there = [k for k, text in enumerate(raw) if not is_missing(text)]
-        try:
-            numbers[there] = _dates_of([raw[k] for k in there])
-        except ValueError as error:
-            raise DataError(f"{frame.who}: column {name!r}: {error}", expected="dates as 2026-11-16") from None
+        bad = {text for text in set(raw[there]) if not _is_date(text)}
+        if bad:
+            row = next(k for k in there if raw[k] in bad)
+            raise DataError(
+                f"{frame.who}: {frame.at(row)}: {raw[row]!r} in column {name!r} is no date",
+                expected="dates as 2026-11-16 or 2026-11-16 20:15",
+            )
+        numbers[there] = _dates_of([raw[k] for k in there])
     else:
-        numbers = np.array([_number(frame, name, row, text) for row, text in enumerate(raw)])
+        texts = [text for text in raw if not is_missing(text)]
+        first = (not_numbers(texts, frame.decimal) or texts)[0]  # a column of numbers alone would be float64
+        row = next(k for k, text in enumerate(raw) if text == first)
+        raise DataError(
+            f"{frame.who}: {frame.at(row)}: {first!r} in column {name!r} is no number",
+            fix="correct it, or empty it if the value is missing",
+        )
     infinite = np.flatnonzero(np.isinf(numbers))
     if len(infinite):
         raise DataError(
@@ -214,31 +232,6 @@ def _as_kind(frame: Frame, name: str, kind: Kind) -> Array:
             fix="correct it, or empty it if the value is missing",
         )
     return numbers
-
-
-def _number(frame: Frame, name: str, row: int, text: Any) -> float:
-    if is_missing(text):
-        return float("nan")
-    if not is_number(text, frame.decimal_comma):
-        raise DataError(
-            f"{frame.who}: {frame.at(row)}: {text!r} in column {name!r} is no number",
-            fix="correct it, or empty it if the value is missing",
-        )
-    return float(text.replace(",", ".") if frame.decimal_comma else text)
-
-
-def is_missing(text: Any) -> bool:
-    """Does a field hold no value?"""
-    return text is None or (len(text) < 5 and text.lower() in MISSING)
-
-
-def is_number(text: str, decimal_comma: bool = False) -> bool:
-    """Can a field be read as a number?"""
-    try:
-        float(text.replace(",", ".") if decimal_comma else text)
-    except ValueError:
-        return False
-    return "_" not in text
 
 
 def is_count(numbers: Array) -> bool:
@@ -250,16 +243,34 @@ def as_text(raw: Array) -> Array:
     """A column as text, '(missing)' where there is none."""
     if raw.dtype.kind == "f":
         values, which = np.unique(raw, return_inverse=True)
-        texts = [None if np.isnan(one) else str(int(one)) if one == round(one) else repr(float(one)) for one in values]
+        texts = [None if np.isnan(one) else str(int(one)) if one.is_integer() else repr(float(one)) for one in values]
         raw = np.array(texts, dtype=object)[which]
     return np.array(["(missing)" if is_missing(text) else text for text in raw])
 
 
+def _is_date(text: str) -> bool:
+    if text[4:5] != "-" or not text[:4].isdigit():
+        return False
+    try:
+        np.datetime64(_ZONE.sub(r"\1", text), "s")
+    except ValueError:
+        return False
+    return True
+
+
 def _dates_of(texts: Sequence[str]) -> Array:
-    """Days since 1970."""
-    if not all(text[:4].isdigit() and text[4:5] == "-" for text in texts):
-        raise ValueError("not all are dates")
-    return np.array(texts, "datetime64[s]").astype(np.int64) / 86400.0
+    """Days since 1970; times of other zones as they are in Greenwich."""
+    found, which = np.unique(np.array(texts), return_inverse=True)
+    seconds = np.array([_ZONE.sub(r"\1", text) for text in found], "datetime64[s]").astype(np.int64)
+    zones = map(_ZONE.search, found)
+    days: Array = (seconds - [0 if zone is None else _seconds_ahead(zone[2]) for zone in zones]) / 86400.0
+    return days[which]
+
+
+def _seconds_ahead(zone: str) -> int:
+    """Of Greenwich: 3600 for +01:00, 0 for Z."""
+    hours, minutes = int(zone[1:3] or 0), int(zone[3:].lstrip(":") or 0)
+    return (-1 if zone[0] == "-" else 1) * (3600 * hours + 60 * minutes)
 
 
 def _dates(days: Array) -> str:

@@ -3,73 +3,106 @@
 from __future__ import annotations
 
 import csv
-import gzip
+import io
+import re
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
-from mlcompute.data.columns import Frame, is_number, typed
+from mlcompute.data.columns import Frame
+from mlcompute.data.paths import read_text
+from mlcompute.data.written_numbers import not_numbers, typed
 from mlcompute.errors import DataError
 
 _SEPARATORS = ",;\t|"
+_Rows = list[tuple[int, list[str]]]
 
 
-def read_frame(path: Path, *, header: bool = True, separator: str = "", encoding: str = "utf-8") -> Frame:
+def read_frame(
+    path: Path,
+    *,
+    header: bool = True,
+    separator: str = "",
+    encoding: str = "utf-8",
+    decimal: str = "",
+    usual_decimal: str = "",
+) -> Frame:
     """The columns of a file. Lines without anything in them are left out.
 
     separator  between fields; empty: the one of , ; | and tab that the first line has most of
+    decimal    the decimal mark, "." or ","; empty: what the columns show, else `usual_decimal`
     """
-    text = _text(path, encoding)
+    if len(separator) > 1 or decimal not in ("", ".", ","):
+        raise DataError(
+            f"{path}: separator is {separator!r}, decimal is {decimal!r}", expected="one character; '.' or ','"
+        )
+    text = read_text(path, encoding)
     if not text.strip():
         raise DataError(f"{path}: the file is empty", fix="give one with a line of column names and a line per sample")
-    first = text.split("\n", 1)[0]
-    separator = separator or max(_SEPARATORS, key=first.count)
-    reader = csv.reader(text.splitlines(keepends=True), delimiter=separator)
-    try:
-        rows = [(reader.line_num, row) for row in reader if any(field.strip() for field in row)]
-    except csv.Error as error:
-        raise DataError(f"{path}: line {reader.line_num}: {error}", fix="correct the line") from error
-    names = [name.strip() for name in rows[0][1]] if header else [f"c{k + 1}" for k in range(len(rows[0][1]))]
+    told = re.match(r'"?sep=(.)"?\r?\n', text)  # spreadsheets write this line for each other
+    text = text[told.end() :] if told else text
+    first = re.sub(r'"[^"]*"', "", re.match(r'(?:[^"\r\n]|"[^"]*")*', text)[0])  # type: ignore[index]
+    separator = separator or (told[1] if told else max(_SEPARATORS, key=first.count))
+    rows = _rows(path, text, separator, 1 if told else 0)
+    start, names = rows[0][0], [name.strip() for name in rows[0][1]]
     if header:
-        _expect_names(path, names)
         rows = rows[1:]
     if not rows:
         raise DataError(f"{path}: there are column names and no samples", columns=", ".join(names), fix="add lines")
-    for line, row in rows:
-        if len(row) != len(names):
-            raise DataError(
-                f"{path}: line {line} has {len(row)} fields, the first line {len(names)}",
-                line=separator.join(row)[:80],
-                fix=f'put text that contains {separator!r} in quotes: "a{separator} b"',
-            )
-    texts = {name: np.array([row[k].strip() for _, row in rows], dtype=object) for k, name in enumerate(names)}
-    columns = {name: typed(column, separator != ",") for name, column in texts.items()}
-    return Frame(str(path), columns, [line for line, _ in rows], decimal_comma=separator != ",")
+    _expect_widths(path, rows, start, len(names), separator)
+    texts = [np.array([row[k].strip() for _, row in rows], dtype=object) for k in range(len(names))]
+    if header:  # columns without name and values are what spreadsheets leave at the right
+        named = [(name, column) for name, column in zip(names, texts, strict=True) if name or any(column)]
+        _expect_names(path, [name for name, _ in named])
+    else:
+        named = [(f"c{k + 1}", column) for k, column in enumerate(texts)]
+    lines = [line for line, _ in rows]
+    columns, mark = typed(str(path), dict(named), lambda row: f"line {lines[row]}", separator, decimal, usual_decimal)
+    return Frame(str(path), columns, lines, decimal=mark)
 
 
-def _text(path: Path, encoding: str) -> str:
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read: {error}", fix="fetch or write the file again") from error
-    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):  # what Excel calls Unicode text
-        encoding = "utf-16"
-    try:
-        text = raw.decode("utf-8-sig" if encoding == "utf-8" else encoding)
-    except (UnicodeDecodeError, LookupError) as error:
-        line = raw[: getattr(error, "start", 0)].count(b"\n") + 1
-        raise DataError(
-            f"{path}: line {line} is not {encoding} text",
-            fix="save the file as UTF-8, or name its encoding: mlc.data.read_csv(path, encoding='latin-1')",
-        ) from error
-    if "\0" in text:
-        raise DataError(f"{path}: this is no text: it contains zero bytes", fix="export the table as CSV")
-    return text
+def _rows(path: Path, text: str, separator: str, before: int) -> _Rows:
+    """The fields of every line that has any, and where it ends; `before`: lines that were taken off."""
+    rows: _Rows = []
+    end, spans = 0, False
+    for strict in (False, True):
+        # Not str.splitlines: that also breaks lines at characters that may stand within a field.
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True, strict=strict)
+        end = 0
+        try:
+            for row in reader:
+                spans = spans or reader.line_num > end + 1
+                end = reader.line_num
+                if not strict and any(field.strip() for field in row):
+                    rows.append((end + before, row))
+        except csv.Error as error:
+            fix = 'close quoted text, and double the quotation marks in it: "12"" pipe"'
+            raise DataError(f"{path}: line {end + before + 1}: {error}", fix=fix) from error
+        if not spans:  # only a quotation mark too many can join lines that are samples of their own
+            break
+    return rows
+
+
+def _expect_widths(path: Path, rows: _Rows, start: int, width: int, separator: str) -> None:
+    wrong = [(line, row) for line, row in rows if len(row) != width]
+    if not wrong:
+        return
+    line, row = wrong[0]
+    if len(row) > width and 2 * len(wrong) > len(rows):
+        fix = "the first line must hold the column names: delete what stands above them"
+    elif len(row) > width:
+        fix = f'put text that contains {separator!r} in quotes: "a{separator} b"'
+    else:
+        fix = "complete the line, or delete it"
+    first = "the first line" if start == 1 else f"line {start}"
+    raise DataError(
+        f"{path}: line {line} has {len(row)} fields, {first} {width}", line=separator.join(row)[:80], fix=fix
+    )
 
 
 def _expect_names(path: Path, names: list[str]) -> None:
-    if any(names) and all(is_number(name) for name in names if name):
+    if any(names) and not not_numbers([name for name in names if name], ""):
         raise DataError(
             f"{path}: the first line holds numbers ({', '.join(names[:4])}) and no column names",
             fix="write a first line with the names; or header=False (--no-header): they are c1, c2 ... then",

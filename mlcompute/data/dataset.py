@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -128,6 +129,13 @@ class Dataset:
         held = [self.subset(indices) if len(indices) else None for indices in parts[1:]]
         train = self if len(parts.train) == len(self) else self.subset(parts.train)
         return replace(train, validation=held[0], test=held[1], notes=self.notes, augment=self.augment)
+
+    def validated_with(self, path: str | os.PathLike[str]) -> Dataset:
+        """The same, validated with all samples of another file, which `mlcompute evaluate` then measures by itself."""
+        assert self.preprocessing is not None
+        split = replace(self.preprocessing.split, other=os.fspath(path))
+        preprocessing = replace(self.preprocessing, split=split)
+        return replace(self, preprocessing=preprocessing, validation=preprocessing.read(path))
 
     def batch(self, indices: Array, epoch: int = 0) -> tuple[Any, Any]:
         """(x, y) of some samples, as the network is fed them in an epoch."""

@@ -23,7 +23,13 @@ from mlcompute.errors import DataError
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 #: Folders of images that together have more bytes are read again and again, batch by batch, instead of once.
 MOST_BYTES = 1 << 30
-_SETS = {"val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+_SETS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+#: What systems leave in folders.
+_LITTER = ("thumbs.db", "desktop.ini")
 
 
 @dataclass(frozen=True)
@@ -38,8 +44,10 @@ class ImagePreprocessing(Preprocessing):
         if not is_images(place):
             existing(place, folder=place.is_dir())
             raise DataError(f"{place}: holds no images", expected="an image, or a folder of images")
+        sets = _sets(place) if labels else {}
+        place = sets.get("test", sets.get("validation", place))  # what such a model was not trained on
         files = image_files(place)
-        return self.dataset(str(path), files, [file.parent.name for file in files] if labels else None)
+        return self.dataset(str(path), files, [_class_of(file, place) for file in files] if labels else None)
 
     def dataset(self, who: str, files: list[FilePath], classes: list[str] | None) -> Dataset:
         """The images of some files."""
@@ -102,25 +110,24 @@ def images(
     A folder with `train`, and `val` or `test` in it, is taken as it is divided.
     """
     place = existing(folder, folder=True)
-    sets = {_SETS[one.name.lower()]: one for one in _folders(place) if one.name.lower() in _SETS}
-    root = place / "train" if sets and (place / "train").is_dir() else place
+    sets = _sets(place)
+    root = sets.pop("train", place)
     found = _by_class(root)
     files = [file for members in found.values() for file in members]
     labels = np.array([name for name, members in found.items() for _ in members])
     target = Target.of(str(root), "folder", labels, "classification", True)
     shape = _shape(str(root), files, size, grey)
     is_place = isinstance(validation, (str, os.PathLike))
-    held = {} if root is place else sets
-    split = Split(0.0 if is_place or held else float(validation), 0.0 if held else test, seed)  # type: ignore[arg-type]
+    split = Split(0.0 if is_place or sets else float(validation), 0.0 if sets else test, seed)  # type: ignore[arg-type]
     preprocessing = ImagePreprocessing(str(place), target, split, shape)
     parts = split.parts(str(root), len(files), target.encode(str(root), labels))
     whole = preprocessing.dataset(str(place), files, list(map(str, labels)))
     kind = "grey" if shape[0] == 1 else "colour"
-    notes = (f"{kind} images, {shape[1]} x {shape[2]} pixels", target.described(whole.y))
+    notes = (f"{kind} images, {shape[1]} x {shape[2]} pixels", target.described(whole.y), *_left_out(root))
     data = replace(whole, notes=notes).with_held_out(parts)
-    others: dict[str, Any] = {name: preprocessing.read(one) for name, one in held.items()}
-    if is_place:
-        others["validation"] = preprocessing.read(validation)
+    others: dict[str, Any] = {name: preprocessing.read(one) for name, one in sets.items()}
+    if isinstance(validation, (str, os.PathLike)):
+        return replace(data, **others).validated_with(validation)
     if "validation" not in others and "test" in others:
         others["validation"] = others.pop("test")
     return replace(data, **others)
@@ -128,16 +135,44 @@ def images(
 
 def is_images(place: FilePath) -> bool:
     """Is it an image, or a folder with images in it or in its folders?"""
-    if place.is_dir():
-        return any(one.suffix.lower() in SUFFIXES for one in place.rglob("*"))
-    return place.is_file() and place.suffix.lower() in SUFFIXES
+    return place.suffix.lower() in SUFFIXES if place.is_file() else any(map(_is_image, _files(place)))
 
 
 def image_files(place: FilePath) -> list[FilePath]:
     """An image, or all images of a folder and its folders, in the order of their names."""
-    if not place.is_dir():
-        return [place]
-    return sorted(one for one in place.rglob("*") if one.suffix.lower() in SUFFIXES and one.is_file())
+    return sorted(filter(_is_image, _files(place))) if place.is_dir() else [place]
+
+
+def _is_image(file: FilePath) -> bool:
+    return file.suffix.lower() in SUFFIXES
+
+
+def _files(folder: FilePath) -> Iterator[FilePath]:
+    """All files in a folder and its folders, but for those that systems hide from people: ._1.png, __MACOSX."""
+    for one in folder.rglob("*"):
+        hidden = any(part.startswith((".", "__")) for part in one.relative_to(folder).parts)
+        if not hidden and one.is_file():
+            yield one
+
+
+def _left_out(root: FilePath) -> tuple[str, ...]:
+    """What lies beside the images and is not read, in a line."""
+    others = (one for one in _files(root) if not _is_image(one) and one.name.lower() not in _LITTER)
+    kinds = sorted(Counter(one.suffix.lower() or one.name for one in others).items(), key=lambda one: (-one[1], one[0]))
+    return (f"not read: {listed([f'{count:,} {kind}' for kind, count in kinds])}",) if kinds else ()
+
+
+def _sets(place: FilePath) -> dict[str, FilePath]:
+    """The folders of a folder that is divided already, into train and at least one other."""
+    folders = _folders(place) if place.is_dir() else []
+    sets = {_SETS[one.name.lower()]: one for one in folders if one.name.lower() in _SETS}
+    return sets if "train" in sets and len(sets) > 1 else {}
+
+
+def _class_of(file: FilePath, place: FilePath) -> str:
+    """The folder right below `place`; of an image, or of the images of one class, the folder they lie in."""
+    below = file.relative_to(place).parts
+    return below[0] if len(below) > 1 else file.parent.name
 
 
 def read_images(place: FilePath, shape: tuple[int, ...]) -> tuple[Array, tuple[str, ...]]:
@@ -165,6 +200,15 @@ def _by_class(root: FilePath) -> dict[str, list[FilePath]]:
     empty = [name for name, files in found.items() if not files]
     if empty:
         raise DataError(f"{root / empty[0]}: there are no images in the folder", fix="fill the folder, or remove it")
+    if len(found) == 1:
+        (only,) = folders
+        inner = [one.name for one in _folders(only)]
+        raise DataError(
+            f"{root}: every sample has the class {only.name!r}: there is nothing to tell apart",
+            fix=f"give {only}: it has {listed(inner, 4)}"
+            if len(inner) > 1
+            else "give at least two classes, a folder each",
+        )
     return found
 
 
@@ -202,7 +246,7 @@ def _head(file: FilePath) -> tuple[int, int, bool]:
     with _opened(file) as image:
         width, height = image.size
         is_turned = image.getexif().get(274, 1) > 4  # the camera was held upright
-        grey = image.mode in ("1", "L", "LA", "I", "I;16")
+        grey = image.mode in ("1", "L", "LA") or image.mode.startswith("I")
         return (width, height, grey) if is_turned else (height, width, grey)
 
 
@@ -213,6 +257,9 @@ def decoded(file: FilePath, shape: tuple[int, ...]) -> Array:
         from PIL import ImageOps
 
         upright = ImageOps.exif_transpose(image)
+        if upright.mode == "F" or (upright.mode == "I" and image.format not in ("PNG", "PPM")):
+            bits = "numbers with a fraction" if upright.mode == "F" else "32 bits"
+            raise ValueError(f"its pixels have {bits}, nothing says which is white; save it with 8 or 16 bits")
         if upright.mode.startswith("I"):  # 16 bits
             upright = upright.point(lambda value: value / 256)
         plain = upright.convert("L" if channels == 1 else "RGB")
@@ -233,7 +280,7 @@ def _opened(file: FilePath) -> Iterator[Any]:
         with Image.open(file) as image:
             yield image
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        why = "the file is empty" if file.stat().st_size == 0 else str(error).replace(f"'{file}'", "it")
+        why = "the file is empty" if file.stat().st_size == 0 else str(error).replace(f" {str(file)!r}", "")
         fix = "replace it, or take it out of the folder"
         raise DataError(f"{file}: cannot be read as an image: {why}", fix=fix) from error
 

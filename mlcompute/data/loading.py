@@ -1,4 +1,4 @@
-"""Any file or folder: what it is shows in its name and its contents."""
+"""Load any file or folder: its kind is detected from name and contents."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _reader(place: FilePath, has_target: bool) -> tuple[str, Callable[..., Datas
     existing(place, folder=place.is_dir())
     if place.is_dir():
         return _of_folder(place)
-    suffix = place.suffixes[-2] if place.suffix == ".gz" and len(place.suffixes) > 1 else place.suffix
+    suffix = place.suffixes[-2] if place.suffix.lower() == ".gz" and len(place.suffixes) > 1 else place.suffix
     suffix = suffix.lower()
     if suffix == ".txt" and has_target:
         return _BY_SUFFIX[".csv"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mlcompute.data.columns import Frame
+from mlcompute.data.columns import Frame, frame_of_columns
 from mlcompute.data.target import Array
 from mlcompute.errors import DataError
 
@@ -25,7 +25,7 @@ def read_frame(path: Path) -> Frame:
     if not table.num_rows:
         raise DataError(f"{path}: there are no samples in the file", columns=", ".join(table.column_names))
     columns = {name: _column(str(path), name, table.column(name)) for name in table.column_names}
-    return Frame(str(path), columns, list(range(1, table.num_rows + 1)), place="row")
+    return frame_of_columns(str(path), columns, list(range(1, table.num_rows + 1)))
 
 
 def _column(who: str, name: str, column: Any) -> Array:

@@ -1,4 +1,4 @@
-"""Preprocessing: how files become what a network is fed, and predictions what people read. Kept in checkpoints."""
+"""Preprocessing: how files become inputs and predictions become readable. Stored in checkpoints."""
 
 from __future__ import annotations
 

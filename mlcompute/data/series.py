@@ -85,16 +85,37 @@ def series(
     target = target.standardized(values[window - 1 + horizon :][first][:, None])
     kinds = {name: "number", **kinds}  # its past, even where it only counts
     columns = [learned(frame, one, kinds.get(one), rows) for one in frame.columns]
+    times = [note for column in columns if column.kind == "date" for note in _uneven(frame, column)]
     preprocessing = SeriesPreprocessing(who, target, split, tuple(columns), options, window, horizon)
     whole = preprocessing.dataset(frame)
     width = max(len(one) for one in frame.columns)
     notes = [f"{column.name:<{width}}  {column.kind:<8}  {column.why}" for column in columns]
     later = f"{horizon} line{'s'[: horizon > 1]} later"
     notes.append(f"x: {window} lines in a row;  y: {name!r}, {later}, {target.described()}")
+    notes += times
     data = replace(whole, notes=tuple(notes)).with_held_out(Parts(first, parts.validation, parts.test))
-    if isinstance(validation, (str, os.PathLike)):
-        return replace(data, validation=preprocessing.read(validation))
-    return data
+    return data.validated_with(validation) if isinstance(validation, (str, os.PathLike)) else data
+
+
+def _uneven(frame: Frame, column: Column) -> list[str]:
+    """What is to be said about steps of time that are not all alike; lines that go back in time are refused."""
+    days = column.days(frame)
+    there = np.flatnonzero(~np.isnan(days))
+    steps = np.diff(days[there])
+    back = np.flatnonzero(steps < 0)
+    if len(back):
+        raise DataError(
+            f"{frame.who}: {frame.at(int(there[back[0] + 1]))}: column {column.name!r} goes back in time",
+            fix="sort the lines, the earliest first, a file for each series; where it says nothing about their order: "
+            f"kinds={{{column.name!r}: 'ignored'}} (--column {column.name}=ignored)",
+        )
+    if not len(steps) or steps.max() <= 1.5 * np.median(steps):
+        return []
+    longest = int(there[int(steps.argmax()) + 1])
+    return [
+        f"{column.name}: steps are {np.median(steps):g} days mostly, {steps.max():g} before {frame.at(longest)}; "
+        "windows count lines, not days"
+    ]
 
 
 def known(frame: Frame, name: str) -> Array:

@@ -1,4 +1,4 @@
-"""Which samples a model learns from and which are held out: a function of seed, labels and shares, nothing else."""
+"""Splits into training, validation and test samples: a function of seed, labels and shares only."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ class Split:
     """Shares of the samples that are held out.
 
     in_order  the last samples are, as of a text or a time series; else random ones, of every class its share
+    other     a file of its own for validation, as it was named
     """
 
     validation: float = 0.2
     test: float = 0.0
     seed: int = 0
     in_order: bool = False
+    other: str = ""
 
     def __post_init__(self) -> None:
         for share in (self.validation, self.test):

@@ -20,7 +20,6 @@ from mlcompute.data.columns import (
     columns_from,
     frame_of,
     guessed,
-    is_missing,
     learned,
 )
 from mlcompute.data.dataset import Dataset
@@ -28,6 +27,7 @@ from mlcompute.data.paths import existing
 from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Split
 from mlcompute.data.target import Array, Target, Task, closest, listed, looks_like_classes
+from mlcompute.data.written_numbers import is_missing
 from mlcompute.errors import DataError
 
 _IRIS = FilePath(__file__).parent / "iris.csv"
@@ -74,11 +74,17 @@ class TablePreprocessing(Preprocessing):
             raw = target_values(frame, find_target(frame, self.target.name))
             y = self.target.encode(frame.who, raw, [frame.at(row) for row in range(len(raw))])
         notes = tuple(
-            f"{column.name}: {count} values that training has not seen"
+            f"{column.name}: {count:,} value{'s'[: count > 1]} that training has not seen"
             for column in self.columns
             if column.kind == "category" and (count := int((column.codes(frame) == 0).sum()))
         )
-        return Dataset(FilePath(frame.who).name, self._x(frame), y, self, notes=notes)
+        notes += tuple(
+            f"{column.name}: {count:,} missing, where training had every value: the mean is taken"
+            for column in self.columns
+            if column.kind in ("number", "date") and not column.marks_missing and (count := column.missing(frame))
+        )
+        names = tuple(map(frame.at, range(len(frame.lines))))
+        return Dataset(FilePath(frame.who).name, self._x(frame), y, self, notes=notes, sample_names=names)
 
     def _x(self, frame: Frame) -> Any:
         numbers = [array for column in self.columns if column.features for array in column.numbers(frame)]
@@ -107,6 +113,7 @@ def read_csv(
     header: bool = True,
     separator: str = "",
     encoding: str = "utf-8",
+    decimal: str = "",
 ) -> Dataset:
     """A table with a line of column names and a line per sample; fields between commas, semicolons or tabs.
 
@@ -117,12 +124,14 @@ def read_csv(
     test        share that is held out besides, for `trainer.evaluate(data.test)`
     window      the lines are a time series: a sample is so many of them in a row, to predict the target `horizon` lines
                 later; the last samples are held out
+    decimal     the mark before decimals, "." or ","; by default what the columns show: 1,234.5 and 1.234,5 are numbers
 
     Numbers are standardised, categories become columns of 0 and 1 or, with many values, inputs of their own; values
     that are missing are filled in and marked. `print(data)` shows all that was decided.
     """
-    options = {"header": header, "separator": separator, "encoding": encoding}
+    options = {"header": header, "separator": separator, "encoding": encoding, "decimal": decimal}
     frame = read_frame(path, options)
+    options["usual_decimal"] = frame.decimal  # what new data looks like that does not tell itself
     return _decided(frame, target, task, kinds, validation, test, seed, window, horizon, options)
 
 
@@ -220,9 +229,7 @@ def _decided(
     counted = whole.y if found.classes else None
     notes.append(f"{name:<{width}}  {'target':<8}  {found.described(counted)}")
     data = replace(whole, notes=tuple(notes)).with_held_out(parts)
-    if isinstance(validation, (str, os.PathLike)):
-        return replace(data, validation=preprocessing.read(validation))
-    return data
+    return data.validated_with(validation) if isinstance(validation, (str, os.PathLike)) else data
 
 
 def read_frame(path: Any, options: dict[str, Any]) -> Frame:
@@ -264,10 +271,13 @@ def target_values(frame: Frame, name: str) -> Array:
     missing = np.isnan(raw) if raw.dtype.kind == "f" else np.array([is_missing(text) for text in raw])
     if missing.any():
         rows = np.flatnonzero(missing)
-        more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+        more = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
+        given = {str(text) for text in raw[rows] if text} if raw.dtype.kind != "f" else set()
+        stands = f" ({', '.join(map(repr, sorted(given)))})" if given else ""
         raise DataError(
-            f"{frame.who}: the target {name!r} is missing in {frame.at(int(rows[0]))}{more}",
-            fix="fill these in, or delete their lines: nothing can be learned from them",
+            f"{frame.who}: the target {name!r} is missing in {frame.at(int(rows[0]))}{more}{stands}",
+            fix="delete their lines: nothing can be learned from them"
+            + (f"; if {sorted(given)[0]!r} is a class, give it another name" if given else ""),
         )
     if raw.dtype.kind == "f" or guessed(frame, name) != "number":
         return raw if raw.dtype.kind == "f" else as_text(raw)

@@ -1,4 +1,4 @@
-"""What is to be predicted: one of some classes, or numbers."""
+"""The target: classes or numbers to predict."""
 
 from __future__ import annotations
 
@@ -99,15 +99,14 @@ class Target:
         return numbers
 
     def described(self, y: Array | None = None) -> str:
-        """'3 classes: cat 12, dog 14, owl 9', or 'a number, mean 3.1, standard deviation 0.7'."""
+        """'3 classes: cat (12), dog (14), owl (9)', or 'a number, mean 3.1, standard deviation 0.7'."""
         if self.classes:
             counts = np.bincount(y, minlength=len(self.classes)) if y is not None else None
             if counts is None or len(counts) > 6:
                 each = "" if counts is None else f" of {counts.min()} to {counts.max()} samples"
                 return f"{len(self.classes)} classes{each}: {listed(self.classes)}"
-            return (
-                f"{len(counts)} classes: {listed([f'{one} {n}' for one, n in zip(self.classes, counts, strict=True)])}"
-            )
+            each = listed([f"{short(one)} ({n:,})" for one, n in zip(self.classes, counts, strict=True)])
+            return f"{len(counts)} classes: {each}"
         if len(self.mean) > 1:
             return f"{len(self.mean)} numbers"
         mean, std = shown(self.mean[0]), shown(self.std[0])
@@ -164,6 +163,12 @@ def listed(names: Sequence[str], most: int = 12) -> str:
     """Names one after the other; of many the first ones."""
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def short(text: str) -> str:
+    """A value on one line, not longer than a word or two."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= 40 else f"{line[:39]}…"
 
 
 def shown(number: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mlcompute.data.dataset import Dataset
-from mlcompute.data.paths import existing
+from mlcompute.data.paths import existing, read_text
 from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Split
 from mlcompute.data.target import Array
@@ -29,6 +29,7 @@ class TextPreprocessing(Preprocessing):
     kind = "text"
     letters: str
     length: int
+    encoding: str = "utf-8"
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -59,7 +60,7 @@ class TextPreprocessing(Preprocessing):
         return "".join(self.letters[int(k)] for k in predictions)
 
     def read(self, path: Any, *, labels: bool = True) -> Dataset:
-        return self.dataset(str(path), read_file(path))
+        return self.dataset(str(path), read_file(path, self.encoding))
 
     def dataset(self, who: str, text: str) -> Dataset:
         """A text in pieces; what is left at its end is left out."""
@@ -82,6 +83,7 @@ def text(
     level: Level = "character",
     validation: float | Path = 0.1,
     test: float = 0.0,
+    encoding: str = "utf-8",
 ) -> Dataset:
     """A text file for a model that predicts the next character.
 
@@ -89,14 +91,14 @@ def text(
     level       "character": as many classes as the text has characters; "byte": 256, for any text
     validation  share of the text, its end, that is held out; or another file
     """
+    given = read_file(path, encoding)
     if not isinstance(validation, (str, os.PathLike)):
-        return text_dataset(str(path), read_file(path), length, level, Split(validation, test, in_order=True))
-    data = text_dataset(str(path), read_file(path), length, level, Split(0.0, test, in_order=True))
-    assert data.preprocessing is not None
-    return replace(data, validation=data.preprocessing.read(validation))
+        return text_dataset(str(path), given, length, level, Split(validation, test, in_order=True), encoding)
+    data = text_dataset(str(path), given, length, level, Split(0.0, test, in_order=True), encoding)
+    return data.validated_with(validation)
 
 
-def text_dataset(who: str, given: str, length: int, level: Level, split: Split) -> Dataset:
+def text_dataset(who: str, given: str, length: int, level: Level, split: Split, encoding: str = "utf-8") -> Dataset:
     """A text, divided."""
     if level not in ("character", "byte"):
         raise DataError(f"{who}: level is {level!r}", expected="'character' or 'byte'")
@@ -105,7 +107,7 @@ def text_dataset(who: str, given: str, length: int, level: Level, split: Split) 
     letters = "".join(sorted(set(given))) if level == "character" else ""
     if len(letters) == 1:
         raise DataError(f"{who}: the text is nothing but {letters!r}: there is nothing to learn", fix="give another")
-    preprocessing = TextPreprocessing(who, None, split, letters, length)
+    preprocessing = TextPreprocessing(who, None, split, letters, length, encoding)
     whole = preprocessing.dataset(who, given)
     notes = (f"{len(given):,} characters in pieces of {length}", f"{preprocessing.outputs} different {level}s")
     return replace(whole, notes=notes).with_held_out(split.parts(who, len(whole)))
@@ -118,15 +120,10 @@ def sums(*, count: int = 5_000, length: int = 32, seed: int = 0) -> Dataset:
     return text_dataset("sums", lines, length, "character", Split(0.1, 0.0, in_order=True))
 
 
-def read_file(path: Path) -> str:
-    """A text file as UTF-8."""
+def read_file(path: Path, encoding: str = "utf-8") -> str:
+    """A text file, its lines ended by one character each, whatever system wrote it."""
     place = existing(path)
-    try:
-        found = place.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{place}: is not UTF-8 text", fix="save it as UTF-8") from error
-    except OSError as error:
-        raise DataError(f"{place}: cannot be read: {error.strerror}") from error
+    found = read_text(place, encoding).replace("\r\n", "\n").replace("\r", "\n")
     if not found.strip():
         raise DataError(f"{place}: the file is empty", fix="give a text to learn from")
     return found

@@ -1,4 +1,4 @@
-"""Looking for mistakes: the first bad number of a run (`find_nan`), gradients against exact ones (`gradients`)."""
+"""Debugging: the first bad value of a run (`find_nan`), gradients against exact ones (`gradients`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking for mistakes: where in a graph did the first number go bad?"""
+"""Debugging: find the first step of a graph with a NaN or infinity."""
 
 from __future__ import annotations
 

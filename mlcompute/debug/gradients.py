@@ -1,4 +1,4 @@
-"""Are a graph's gradients right? Every layer against finite differences, every compiled gradient against float64."""
+"""Gradient checks: every layer against finite differences, every compiled gradient against float64."""
 
 from __future__ import annotations
 
@@ -144,7 +144,6 @@ class _Exact:
         feeds = {value: self.arrays[tensor] for tensor, value in self.run.values.items() if tensor in self.arrays}
         feeds.update(dict(zip((key for key, _ in self.run.random_keys), keys, strict=True)))
         self.memory = _interpret(self.run.trace, feeds)
-        self.feeds = feeds
         self.names = {}
         for step in self.run.trace.steps:
             for value in step.results:

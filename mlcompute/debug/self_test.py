@@ -1,4 +1,4 @@
-"""Does native code compute here what NumPy does? Asked once on systems that nobody has tested, and kept in the cache.
+"""Self-test: does native code compute here what NumPy does? Runs once on untested systems; cached.
 
     python -m mlcompute.debug.self_test     asks now, on any system
 

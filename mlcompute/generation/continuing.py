@@ -12,7 +12,7 @@ from mlcompute.foreign_names import answers_foreign_keywords
 from mlcompute.generation.next_token import NextToken
 from mlcompute.generation.search import Sampling, beam_search, sample
 from mlcompute.graph import Graph
-from mlcompute.layers.arguments import between, integer, real, whole
+from mlcompute.layers.arguments import between, integer, number_of, real
 from mlcompute.ops.op import Array
 
 if TYPE_CHECKING:
@@ -38,15 +38,15 @@ def generate(
     output: str = "",
     device: Device | None = None,
 ) -> Array:
-    """Continue sequences of tokens.   prompt (n, given) or (given,)   ->   (n, given + count) or (given + count,)
+    """Continue a prompt by tokens.   prompt (n, given) or (given,)   ->   (n, given + count) or (given + count,)
 
     model        a graph or Trainer that predicts the next token, with or without key-value caches; a `NextToken`, to
                  compile only once; or any function from the tokens so far (n, so far) to scores (n, classes)
-    temperature  of sampling; without it (and without top_k and top_p) the best token is taken every time
+    temperature  of sampling; without it, top_k and top_p, the most probable token is chosen every time
     top_k        sample only from the k best tokens
     top_p        sample only from the best tokens whose probabilities add up to p
     seed         of sampling: the same tokens for the same seed; None: others every time
-    beams        beam search with so many sequences; then nothing is sampled
+    beams        beam search with this many sequences, without sampling
     length_penalty   beam search compares log probability / (generated tokens) ** length_penalty
     end_token    ends a sequence; the rest is filled up with it
     inputs, tokens, output, device   for a graph, as `NextToken` takes them
@@ -69,8 +69,8 @@ def generate(
             expected="whole numbers (n, given) or (given,), at least one token",
         )
     prompts = given[None] if given.ndim == 1 else given
-    count, beams = whole(who, "count", count, 1), whole(who, "beams", beams, 1)
-    top_k, top_p = whole(who, "top_k", top_k, 0), between(who, "top_p", top_p, 0.0, 1.0)
+    count, beams = number_of(who, "count", count, 1), number_of(who, "beams", beams, 1)
+    top_k, top_p = number_of(who, "top_k", top_k, 0), between(who, "top_p", top_p, 0.0, 1.0)
     end = None if end_token is None else integer(who, "end_token", end_token)
     samples = temperature is not None or top_k > 0 or top_p < 1.0
     if beams > 1 and samples:

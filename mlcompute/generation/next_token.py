@@ -25,7 +25,7 @@ _WHOLE = (DataType.INT32, DataType.INT64)
 
 
 class NextToken:
-    """The next-token scores of a graph, ready to run; `generate` makes one of a graph by itself.
+    """A compiled graph that gives next-token scores; `generate` makes one for a graph.
 
     model   a Graph, InferenceGraph, TrainingGraph or Trainer with an input of tokens (n, length), INT32 or INT64, and a
             result (n, length, classes) or (n, classes): scores of the next token after every position, or after the
@@ -97,13 +97,13 @@ class NextToken:
             )
 
     def reset(self) -> None:
-        """Begin new sequences: the caches are empty."""
+        """Start new sequences with empty caches."""
         self._done = 0
         for layer in self._caches:
             layer.reset_cache()
 
     def reorder(self, order: Array) -> None:
-        """Sequence k goes on from what sequence order[k] was: beams that continue another."""
+        """Make sequence k continue sequence order[k], as beam search needs."""
         if not self._caches or np.array_equal(order, np.arange(len(order))):
             return
         whole = np.concatenate([order, np.arange(len(order), self._batch)])

@@ -1,4 +1,4 @@
-"""What is sent to a page that is looked at: the parts that have changed, and at a pace that training does not feel."""
+"""Updates of an open page: only changed parts, at a rate that does not slow down training."""
 
 from __future__ import annotations
 

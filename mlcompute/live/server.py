@@ -1,4 +1,4 @@
-"""A web server for one person: on the loopback interface, behind a secret in the address.
+"""A web server for one user, on the loopback interface, with a secret in the address.
 
 Any page in the browser can send requests to a local port, and other users of the machine can too. So: every address
 begins with a random token, compared in constant time; the Host header must be ours, or another site could have its name

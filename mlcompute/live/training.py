@@ -1,4 +1,4 @@
-"""What the page about a training that goes on shows: the report, of which some parts change."""
+"""The live page of a training run: the report, parts of which change."""
 
 from __future__ import annotations
 

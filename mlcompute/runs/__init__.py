@@ -1,4 +1,4 @@
-"""Training runs: a numbered folder each, with what was run, on what, and what came of it."""
+"""Training runs: a numbered folder each, with settings, data and results."""
 
 from mlcompute.runs.evaluation import Evaluation
 from mlcompute.runs.run import Run

@@ -1,4 +1,4 @@
-"""Several runs as a table: what came of them, and the hyperparameters in which they differ."""
+"""Several runs as a table: their results, and the hyperparameters in which they differ."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What a classifier gets right and wrong: the confusion matrix and its worst mistakes."""
+"""Evaluation of a classifier: the confusion matrix and its worst mistakes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from mlcompute.errors import DataError, FileError
 from mlcompute.ops.bfloat16 import computed
 from mlcompute.runs.folders import write_json
 from mlcompute.seeing.png import picture_of
+from mlcompute.seeing.units import percent
 
 if TYPE_CHECKING:
     from mlcompute.trainer import Trainer
@@ -30,6 +31,7 @@ class Mistake:
     sample       its place among those evaluated      label, predicted  integer class labels
     probability  the model's, of the class it predicted, and of the label
     picture      a data: address where the sample is an image; else empty
+    name         what the sample is called, where it has a name: its file, or its line
     """
 
     sample: int
@@ -38,15 +40,16 @@ class Mistake:
     probability: float
     label_probability: float
     picture: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The confusion matrix of a classifier, and the samples it is most wrong about.
+    """The confusion matrix of a classifier and its worst mistakes.
 
     classes    names of the classes
     confusion  [label][predicted] -> number of samples
-    mistakes   those with the least probability of their label first
+    mistakes   sorted by the probability of the label, the lowest first
     """
 
     classes: list[str]
@@ -56,8 +59,10 @@ class Evaluation:
     @classmethod
     def of(cls, trainer: Trainer, x: Any, y: Any = None, classes: Sequence[str] | None = None) -> Evaluation | None:
         """Of a trained classifier on samples x with integer class labels y, or on a Dataset; None for other labels."""
-        samples = x
+        samples: Any = x
+        sample_names: tuple[str, ...] = ()
         if isinstance(x, Dataset):
+            sample_names = x.sample_names
             y, classes, samples = x.y, classes or x.classes or None, x.values if not isinstance(x.x, Mapping) else None
         labels = np.asarray(y)
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels) or labels.min() < 0:
@@ -69,7 +74,10 @@ class Evaluation:
         if labels.max() >= probabilities.shape[1]:
             return None
         names = classes if classes is not None and len(classes) == probabilities.shape[1] else None
-        return cls.from_probabilities(probabilities, labels, samples, names)
+        found = cls.from_probabilities(probabilities, labels, samples, names)
+        if not sample_names:
+            return found
+        return replace(found, mistakes=[replace(one, name=str(sample_names[one.sample])) for one in found.mistakes])
 
     @classmethod
     def from_probabilities(
@@ -109,6 +117,24 @@ class Evaluation:
     def accuracy(self) -> float:
         """The share of samples whose class was predicted."""
         return sum(row[index] for index, row in enumerate(self.confusion)) / max(1, self.samples)
+
+    @property
+    def commonest(self) -> str:
+        """The class that most samples have."""
+        counts = [sum(row) for row in self.confusion]
+        return self.classes[counts.index(max(counts))]
+
+    @property
+    def baseline(self) -> float:
+        """The accuracy of always answering the commonest class, which needs no model."""
+        return max(map(sum, self.confusion)) / max(1, self.samples)
+
+    @property
+    def remark(self) -> str:
+        """What the accuracy is to be compared with, where the baseline's errors are not even halved; else empty."""
+        if 1 - self.accuracy <= 0.5 * (1 - self.baseline):
+            return ""
+        return f"always answering {self.commonest!r} would be right for {percent(self.baseline)}"
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""

@@ -102,6 +102,8 @@ def write_json(path: Path, data: Any) -> None:
         beside.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         beside.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
         raise FileError(
             f"Run: {path} could not be written: {error}", fix="free space, or choose another folder"
         ) from error

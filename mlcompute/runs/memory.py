@@ -1,4 +1,4 @@
-"""Memory the process really has: what the system counts, not what was planned."""
+"""Memory use of the process as the system counts it."""
 
 from __future__ import annotations
 
@@ -24,4 +24,5 @@ def peak_memory() -> int | None:
     except ImportError:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    # Linux brings the count of its peak up to date now and then only: it can lie below what is in memory now.
+    return max(peak if sys.platform == "darwin" else peak * 1024, resident_memory() or 0)

@@ -1,4 +1,4 @@
-"""One run: what was run, with which numbers, on what data, and what came of it, in the file run.json of its folder."""
+"""Run: settings, data and results of one training run, in run.json of its folder."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class Run(Callback):
     data        what it learns from: name, number of samples, shape ... any plain data
     folder      take this one instead of a new one; what run.json says of an earlier part of the run is kept
     command     how it was started; by default the command line of this process
+    overwrite   run.json is about another run, which this one replaces
 
     In a group of processes make it on rank 0 alone.
 
@@ -67,9 +68,11 @@ class Run(Callback):
         data: Mapping[str, Any] | None = None,
         folder: str | Path | None = None,
         command: str = "",
+        overwrite: bool = False,
     ) -> None:
         self.folder = new_folder(name, root) if folder is None else Path(folder)
-        self.facts: dict[str, Any] = _read(self.folder) if (self.folder / FACTS).exists() else {}
+        goes_on = (self.folder / FACTS).exists() and not overwrite
+        self.facts: dict[str, Any] = _read(self.folder) if goes_on else {}
         earlier = self.facts.get("parameters", {})
         self._given = dict(parameters or {})
         self._seconds_before = float(self.facts.get("seconds") or 0.0)
@@ -165,7 +168,7 @@ class Run(Callback):
     # Writing it down ------------------------------------------------------------------------------------------------
 
     def update(self, **facts: Any) -> None:
-        """Write facts down; the file is replaced whole."""
+        """Record facts in run.json. The file is replaced atomically."""
         self.facts |= facts
         write_json(self.folder / FACTS, _plain(self.facts))
 
@@ -263,6 +266,12 @@ def _read(folder: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(found, dict) or not isinstance(found.get("parameters", {}), dict):
         raise FileError(f"{path}: is not the record of a run", expected="a JSON object, as training writes it")
+    try:
+        _numbers(found.get("metrics", {})), _numbers(found.get("best", {}))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise FileError(
+            f"{path}: is not the record of a run", reason=str(error), expected="metrics that are numbers"
+        ) from error
     if found.get("format", FORMAT) > FORMAT:
         raise FileError(f"{path}: the file has format version {found['format']}", fix="update mlcompute")
     return found

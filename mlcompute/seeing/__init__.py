@@ -1,1 +1,1 @@
-"""Seeing what a graph is and does: tables, pictures, profiles and reports."""
+"""Inspection: tables, pictures, profiles and reports of a graph."""

@@ -64,7 +64,11 @@ def _table(runs: Sequence[Run], link: Callable[[Run], str]) -> Section:
         for column, head in enumerate(table.head)
     )
     text = f"<div class=wide><table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    note = "" if differing(runs) else "<p class=lead>Their hyperparameters are the same.</p>"
+    notes = [] if differing(runs) else ["Their hyperparameters are the same."]
+    notes.append("Numbers are those of the epoch with the lowest validation loss.")
+    if len(comparable(runs)) > 1:
+        notes.append("Not all of them learn the same from the same data: their numbers say nothing about each other.")
+    note = f"<p class=lead>{' '.join(notes)}</p>"
     return Section("runs", "Runs", note + text)
 
 
@@ -96,7 +100,8 @@ def _learning(runs: Sequence[Run], histories: Sequence[Curves]) -> Section | Non
 
 def _mistakes(evaluations: Sequence[tuple[Run, Evaluation]]) -> Section:
     body = "".join(
-        f"<div><h3>{escape(visible(run.folder.name))}, {percent(one.accuracy)}</h3>{confusion_matrix(one)}</div>"
+        f"<div><h3>{escape(visible(run.folder.name))}, {percent(one.accuracy)} after the last epoch</h3>"
+        f"{confusion_matrix(one)}</div>"
         for run, one in evaluations
     )
     return Section("mistakes", "Mistakes", f'<div class="plots">{body}</div>')

@@ -1,4 +1,4 @@
-"""The graph as boxes and arrows: what there is to draw, before anybody knows where."""
+"""The graph as boxes and arrows, before their layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers at the top of a report: the first things one wants to know."""
+"""The figures at the top of a report."""
 
 from __future__ import annotations
 
@@ -32,8 +32,11 @@ def headline(curves: Curves, evaluation: Evaluation | None = None) -> Figure | N
         finite = [(value, -step) for value, step in zip(curve.values, curve.steps, strict=True) if math.isfinite(value)]
         if finite:
             best, place = max(finite)
-            return Figure(what, percent(curve.values[-1]), f"best {percent(best)} in epoch {-place:.0f}")
-    return Figure("accuracy", percent(evaluation.accuracy)) if evaluation is not None else None
+            remark = f"best {percent(best)} in epoch {-place:.0f}"
+            if evaluation is not None and evaluation.remark and what == "validation accuracy":
+                remark += f"; {evaluation.remark}"
+            return Figure(what, percent(curve.values[-1]), remark)
+    return None if evaluation is None else Figure("accuracy", percent(evaluation.accuracy), evaluation.remark)
 
 
 def loss_figure(curves: Curves) -> Figure | None:
@@ -62,7 +65,7 @@ def model_figures(summary: Summary, profile: GraphProfile | None, run: Run | Non
     if trained_elsewhere(run, summary) and (recorded := device_memory_of(run)):
         figures.append(Figure("device memory", size(recorded), f"a step on the {run.facts['device'].upper()}"))
     elif summary.device_memory is not None:
-        passes = f"; {size(summary.passes_memory)} where passes run one by one" if summary.passes_memory else ""
+        passes = f"; {size(summary.passes_memory)} with separate passes" if summary.passes_memory else ""
         remark = f"a step at batch {summary.batch_size}{passes}"
         figures.append(Figure("device memory", size(summary.device_memory), remark))
     return figures

@@ -1,4 +1,4 @@
-"""Memory over a step: which tensor lies where in the arena, from when to when. Read from the program's plan."""
+"""Memory over a step: which tensor is where in the arena, and when. Read from the memory plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A part of a report: the confusion matrix of a classifier, and the samples it is most wrong about."""
+"""A part of a report: the confusion matrix and the worst mistakes of a classifier."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def mistakes_section(evaluation: Evaluation) -> Section:
     wrong = evaluation.samples - round(evaluation.accuracy * evaluation.samples)
     lead = (
         f"<p class=lead><b>{evaluation.samples - wrong:,}</b> of {evaluation.samples:,} samples are classified "
-        f"correctly, <b>{wrong:,}</b> are not. Rows are the true classes, columns the predicted ones.</p>"
+        f"correctly, <b>{wrong:,}</b> are not; the commonest class, {escape(visible(evaluation.commonest))}, is "
+        f"{percent(evaluation.baseline)} of them. Rows are the true classes, columns the predicted ones; beside a row "
+        "is the share of its class that is right.</p>"
     )
     drawn = len(evaluation.classes) <= MOST_CLASSES
     body = f'<div class="wide">{confusion_matrix(evaluation) if drawn else _pairs(evaluation)}</div>'
@@ -96,10 +98,11 @@ def _pairs(evaluation: Evaluation) -> str:
 
 def _tile(mistake: Mistake, classes: list[str]) -> str:
     label, predicted = (escape(visible(classes[index])) for index in (mistake.label, mistake.predicted))
-    image = f'<img alt="sample {mistake.sample}" src="{escape(mistake.picture)}">' if mistake.picture else ""
-    told = f"sample {mistake.sample}: {percent(mistake.label_probability)} for its true class"
+    name = escape(visible(mistake.name)) or f"sample {mistake.sample:,}"
+    image = f'<img alt="{name}" src="{escape(mistake.picture)}">' if mistake.picture else ""
+    told = f"{name}: {percent(mistake.label_probability)} for its true class"
     return (
-        f'<figure title="{escape(told)}">{image}<figcaption><b>{label}</b> taken for <b>{predicted}</b>'
-        f"<span>{percent(mistake.probability)} sure{'' if image else f', sample {mistake.sample:,}'}</span>"
+        f'<figure title="{told}">{image}<figcaption><b>{label}</b> taken for <b>{predicted}</b>'
+        f"<span>{percent(mistake.probability)} sure{'' if image else f', {name}'}</span>"
         "</figcaption></figure>"
     )

@@ -1,4 +1,4 @@
-"""mlc.report(...): everything there is to see of a graph and its training, on one page that needs no network."""
+"""mlc.report(...): an HTML page about a graph and its training that needs no network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def report(
     Long graphs and long trainings are summed up: the page stays below a few hundred kilobytes.
     """
     from mlcompute.graph import Graph as GraphClass
-    from mlcompute.seeing.files import write_text
+    from mlcompute.saving.atomic import write_text
     from mlcompute.seeing.notebook import ReportPath
     from mlcompute.seeing.profile import GraphProfile as ProfileClass
     from mlcompute.seeing.report_page import report_page

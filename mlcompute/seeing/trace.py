@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlcompute.seeing.files import write_text
+from mlcompute.saving.atomic import write_text
 
 if TYPE_CHECKING:
     from mlcompute.seeing.profile import Event, GraphProfile

@@ -1,4 +1,4 @@
-"""What a graph can show of itself, before and after it is compiled. The work is imported when it is asked for."""
+"""Summaries and pictures of a graph, before and after it is compiled. Imported on first use."""
 
 from __future__ import annotations
 

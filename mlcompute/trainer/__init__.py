@@ -1,4 +1,4 @@
-"""Training without plumbing: `Trainer`, with data, metrics, callbacks and schedules.
+"""The training loop: `Trainer`, with data, metrics, callbacks and schedules.
 
 trainer.py     fit, evaluate, predict              model.py       training and inference graph over one graph
 plan.py        what fit was asked for              fitting.py     one call of fit: epochs and steps

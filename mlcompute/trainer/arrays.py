@@ -8,10 +8,9 @@ import numpy as np
 
 from mlcompute.errors import DataError
 from mlcompute.trainer.columns import Column
-from mlcompute.trainer.data import Batch, Data, Epoch
+from mlcompute.trainer.data import Batch, Data, Epoch, order_of
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.prefetch import Prefetch
-from mlcompute.trainer.shuffling import order_of
 
 #: About how many bytes of samples are prepared at once: enough that the hand-over between threads costs nothing.
 _CHUNK_BYTES = 4 << 20

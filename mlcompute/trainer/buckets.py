@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from mlcompute.errors import DataError
-from mlcompute.trainer.data import Batch, Data, Epoch, Feed
+from mlcompute.trainer.data import Batch, Data, Epoch, Feed, order_of
 from mlcompute.trainer.metrics import Array
-from mlcompute.trainer.shuffling import order_of
 from mlcompute.trainer.streams import Stream
 
 

@@ -1,4 +1,4 @@
-"""Weights of classes: every sample, pixel or step weighs what its class does."""
+"""Class weights: the loss of every sample, pixel or step is weighted by its class."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def weight_table(who: str, given: Any, classes: int, numbers: Array | None) -> A
                 fix="give arrays, or count yourself: class_weight={0: ..., 1: ...}",
             )
         counts = np.bincount(numbers[(numbers >= 0) & (numbers < classes)].astype(np.int64), minlength=classes)
-        return (numbers.size / (classes * np.maximum(counts, 1))).astype(np.float32)
+        balanced: Array = (counts.sum() / (classes * np.maximum(counts, 1))).astype(np.float32)
+        return balanced
     entries = dict(given) if isinstance(given, Mapping) else dict(enumerate(np.asarray(given).ravel().tolist()))
     unknown = [key for key in entries if not isinstance(key, (int, np.integer)) or not 0 <= key < classes]
     if unknown or (not isinstance(given, Mapping) and len(entries) != classes):

@@ -27,35 +27,47 @@ _SYNCHRONOUS = ExecutionOptions.SYNCHRONOUS
 class MeanLoss:
     """The loss over several batches: the mean over all samples, as one large batch would have it.
 
-    For sum losses it is the sum over all samples, divided by their number. The terms of a loss that has several are
-    counted in the same way, each by itself.
+    Where a loss divides by what its labels count for, so does the mean. For sum losses it is the sum over all samples,
+    divided by their number. The terms of a loss that has several are counted in the same way, each by itself.
+
+    totals, counts   of the loss ("") and of its terms by name
     """
 
     def __init__(self, model: Model) -> None:
-        self._sums = model.reduction == ReductionType.SUM
-        self._term_sums = {
-            name: model.reduction_of(tensor) == ReductionType.SUM for name, tensor in model.terms.items()
-        }
-        self.total, self.rows = 0.0, 0
-        self.terms = dict.fromkeys(model.terms, 0.0)
+        self._model = model
+        self._means = {"": tuple(model.minimised)} | {name: (tensor,) for name, tensor in model.terms.items()}
+        kinds = {"": model.reduction} | {name: model.reduction_of(tensor) for name, tensor in model.terms.items()}
+        self._sums = {name for name, kind in kinds.items() if kind == ReductionType.SUM}
+        self.rows = 0
+        self.totals, self.counts = dict.fromkeys(self._means, 0.0), dict.fromkeys(self._means, 0.0)
+        names = {tensor: name for name, tensor in model.terms.items()}
+        differ = len(model.divisors(*model.minimised)) > 1 and all(part in names for part in model.minimised)
+        #: Terms whose means divide by different things, and of which the loss is the sum.
+        self._parts = [names[part] for part in model.minimised] if differ else []
 
-    def update(self, loss: float, terms: Mapping[str, float], rows: int) -> None:
-        """Count a batch."""
-        self.total += loss if self._sums else loss * rows
-        for name, value in terms.items():
-            self.terms[name] += value if self._term_sums[name] else value * rows
+    def update(self, loss: float, terms: Mapping[str, float], batches: Sequence[Batch]) -> None:
+        """Count a step of one batch or several."""
+        rows = sum(batch.rows for batch in batches)
+        for name, value in {"": loss, **terms}.items():
+            is_sum, means = name in self._sums, self._means[name]
+            count = rows if is_sum else sum(self._model.count(batch, *means) for batch in batches)
+            self.totals[name] += value if is_sum else value * count
+            self.counts[name] += count
         self.rows += rows
 
-    def result(self) -> float:
-        """The mean so far; NaN before the first batch."""
-        return self.total / self.rows if self.rows else math.nan
+    def result(self, name: str = "") -> float:
+        """The mean so far, of the loss or of a term; NaN before the first batch."""
+        if not name and self._parts:
+            return sum(map(self.result, self._parts))
+        # Where no label counted, the loss of every batch was 0.
+        return self.totals[name] / (self.counts[name] or 1.0) if self.rows else math.nan
 
     def logs(self, metrics: Sequence[Metric]) -> dict[str, float]:
         """The loss, its terms by name, and metrics."""
         logs = {"loss": self.result()}
         taken = {"loss", "learning_rate", *(metric.name for metric in metrics)}
-        for name, total in self.terms.items():
-            logs[f"{name}_loss" if name in taken else name] = total / self.rows if self.rows else math.nan
+        for name in self._model.terms:
+            logs[f"{name}_loss" if name in taken else name] = self.result(name)
         for metric in metrics:
             logs |= metric.logs()
         return logs
@@ -90,8 +102,8 @@ def run(model: Predictor, batch: Batch, *, with_labels: bool) -> tuple[dict[str,
         scale = d.shape[0] // model.feed.batch
         if not scale:
             raise DataError(
-                f"Trainer: output '{name}' has shape {d.shape}, no row for each of {model.feed.batch} samples",
-                fix="name other outputs: Trainer(..., outputs={...})",
+                f"output '{name}' has shape {d.shape}, no row for each of {model.feed.batch} samples",
+                fix="name other outputs, outputs={...}, or transpose this one: its first axis must count the samples",
             )
         buffers[name] = np.empty((batch.size * scale, *d.shape[1:]), d.data_type.numpy)
         kept[name] = buffers[name][: batch.rows * scale]
@@ -190,7 +202,7 @@ def _count(model: Model, batches: Sequence[Batch], mean: MeanLoss, metrics: Sequ
     else:
         found = []
     for batch, (predictions, loss, terms) in zip(batches, found, strict=True):
-        mean.update(loss, terms, batch.rows)
+        mean.update(loss, terms, [batch])
         for metric in metrics:
             metric.update(predictions[metric.output], model.labels_in(batch, metric.output))
 

@@ -35,7 +35,7 @@ from mlcompute.trainer.plan import Plan
 from mlcompute.trainer.prefetch import StoppedError
 from mlcompute.trainer.progress import Display
 from mlcompute.trainer.rates import Rates, rate_logs, rates_of, set_rates
-from mlcompute.trainer.resume import check_settings, go_on, settings_of, state_of_run
+from mlcompute.trainer.resume import check_settings, go_on, restore_graph, settings_of, state_of_run
 from mlcompute.trainer.same_data import describe_batch, describe_run
 from mlcompute.trainer.schedules import Length
 from mlcompute.trainer.signals import Interrupted, Signals, Terminated
@@ -121,23 +121,21 @@ class Fitting:
             if resume is not None:
                 check_settings(self, resume)  # before the callbacks forget the last run
             self.together.compare(self._described)
+            # The graph first: what does not fit is refused before a callback has begun a log or a record.
+            notes = [] if resume is None else restore_graph(self, resume)
             for callback in plan.callbacks:
                 callback.trainer = trainer
             for callback in self.together.called:
                 callback.on_train_begin({})
             if resume is not None:
-                go_on(self, resume)
+                go_on(self, resume, notes)
             short = short_batch(plan.data, plan.batch_size, self._padded_size) if plan.last_batch == "pad" else None
             if short is not None:
                 self._expect_harmless_filling(trainer.model.with_labels(short))
             self._expect_saveable()
             self.has_begun = True
-            self.display.begin(plan.epochs, self.length.steps_per_epoch, self.epoch, self.batch)
-            try:
-                while self.epoch < plan.epochs and not trainer.stop_training:
-                    self._run_epoch()
-            finally:
-                self.display.close()
+            if plan.epochs:
+                self._run_epochs()
             self.together.decide(self.signals)
             if self.signals.caught:  # while the last epoch was being saved: whoever sent it waits for an end
                 self._stop()
@@ -173,6 +171,15 @@ class Fitting:
         final = trainer.copy_weights() if may_change else []
         self._ended = None if _are_same(trained, final) else (trained, final)
         self._is_over = True
+
+    def _run_epochs(self) -> None:
+        plan = self.plan
+        self.display.begin(plan.epochs, self.length.steps_per_epoch, self.epoch, self.batch)
+        try:
+            while self.epoch < plan.epochs and not self.trainer.stop_training:
+                self._run_epoch()
+        finally:
+            self.display.close()
 
     def _run_epoch(self) -> None:
         trainer = self.trainer
@@ -290,7 +297,7 @@ class Fitting:
         """A step is over."""
         self.counted += 1
         loss = outcome.loss
-        self.mean.update(loss, outcome.terms, outcome.rows)
+        self.mean.update(loss, outcome.terms, outcome.batches)
         self._samples_here += outcome.rows
         self.history.loss.add(self.counted, loss)
         self._nan.look(outcome, self.counted)

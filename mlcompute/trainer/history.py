@@ -1,4 +1,4 @@
-"""What happened while training: a row per epoch, the loss step by step, gradient norms where they were watched."""
+"""History: a row per epoch, the loss of every step, and recorded gradient norms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short batches of graphs that run full ones only: filled up so that the filling counts nowhere, or left out."""
+"""Short last batches of graphs that need full batches: padded without effect on results, or left out."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ from mlcompute.trainer.arrays import Arrays
 from mlcompute.trainer.class_weights import weight_table
 from mlcompute.trainer.columns import one_hot
 from mlcompute.trainer.data import Batch, Data, Feed
+from mlcompute.trainer.label_counts import LabelCount, label_count, label_counts
 from mlcompute.trainer.label_tensors import Place, are_indices, relabel
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.output import Output, class_axis_of_loss, is_over_classes
@@ -65,6 +66,7 @@ class Model(Predictor):
     training    the training graph, compiled
     feed        what it is fed, by name
     loss        what is minimised: the sum of its elements
+    minimised   its parts: tensors of the graph that are minimised
     terms       losses it is made of by name, where there are several: those that are one number, or minimised directly
     outputs     what `predict` answers and metrics look at, by name: what the first loss compares with its labels, or
                 those the caller named
@@ -114,11 +116,11 @@ class Model(Predictor):
             raise GraphError("Trainer: the training graph has no optimizer", fix="give it one: compile_optimizer(...)")
         assert request.result is not None
         self.loss = request.result
-        self._minimised = request.minimised
+        self.minimised = request.minimised
         self.terms = {
             name: tensor
             for name, tensor in training.losses.items()
-            if tensor is not self.loss and (tensor.descriptor.element_count == 1 or tensor in self._minimised)
+            if tensor is not self.loss and (tensor.descriptor.element_count == 1 or tensor in self.minimised)
         }
         self._nodes = nodes
         declared = definition_of(training).declared
@@ -143,6 +145,14 @@ class Model(Predictor):
             dense=self._dense_labels(labels),
             functions={name: place.prediction for name, place in self._made_labels.items() if place is not None},
         )
+
+    def expect_unchanged(self, who: str) -> None:
+        """Refuse a graph that minimises something else than when it was read: layers were added to it."""
+        if list(session_of(self.training).compile_if_needed().minimised) != list(self.minimised):
+            raise GraphError(
+                f"{who}: layers were added to the graph since the trainer was made, and change what is minimised",
+                fix="make the Trainer when the graph is complete; another one, made now, begins with the same weights",
+            )
 
     def with_labels(self, batch: Batch) -> Batch:
         """The batch with labels as the graph takes them.
@@ -191,8 +201,8 @@ class Model(Predictor):
         ]
         self.training.add_inputs({}, others)
         self._inference = self._without_losses = None
-        self.__dict__.pop("reduction", None)
-        self.__dict__.pop("_reductions", None)
+        for cached in ("reduction", "_reductions", "_label_counts"):
+            self.__dict__.pop(cached, None)
         self._read(feed.inputs)
         self.feed = replace(self.feed, weights=feed.weights, weighs_alike=feed.weighs_alike, weighed=feed.weighed)
         if feed.weighs_alike:  # a loss function was called again
@@ -311,6 +321,13 @@ class Model(Predictor):
             )
         tables: dict[str, Array] = {}
         places: dict[str, Any] = {}
+        unknown = [name for name in given if name not in outputs] if named else []
+        if unknown:
+            raise DataError(
+                f"{who}: class_weight names no output and no class: {unknown[0]!r}",
+                outputs=", ".join(outputs),
+                expected="{class: weight} with whole numbers as classes" + (", by output" if len(outputs) > 1 else ""),
+            )
         for name, entry in given.items() if named else ((next(iter(outputs), ""), given),):
             output = outputs.get(name)
             shape = () if output is None else output.prediction.descriptor.shape
@@ -347,10 +364,15 @@ class Model(Predictor):
 
     def labels_in(self, batch: Batch, output: str) -> Array:
         """What an output is compared with: labels that are fed, or an input."""
-        wanted = self.outputs[output].labels
+        labels = self._fed(self.outputs[output].labels, batch)
+        assert labels is not None
+        return labels
+
+    def _fed(self, wanted: Tensor | None, batch: Batch) -> Array | None:
+        """What is fed as a tensor, of the samples that count; None where it is not fed."""
         fed = [(batch.labels, self.feed.labels), (batch.inputs, self.feed.inputs)]
-        labels = next(data[name] for data, names in fed for name, tensor in names.items() if tensor is wanted)
-        return labels[: len(labels) // batch.size * batch.rows] if batch.filling else labels
+        found = next((data[name] for data, names in fed for name, tensor in names.items() if tensor is wanted), None)
+        return found if found is None or not batch.filling else found[: len(found) // batch.size * batch.rows]
 
     def expect_labels_for_metrics(self, output: str) -> None:
         """Metrics compare the prediction with what is fed."""
@@ -376,7 +398,7 @@ class Model(Predictor):
     @property
     def minimises_losses(self) -> bool:
         """Is what is minimised the losses themselves, all reduced in one way, and not what layers make of them?"""
-        return self.reduction is not None and {node.results[0] for node in self._every_loss} == set(self._minimised)
+        return self.reduction is not None and {node.results[0] for node in self._every_loss} == set(self.minimised)
 
     def weighed_losses(self) -> set[Layer]:
         """Losses that are fed a weight for every sample."""
@@ -390,13 +412,7 @@ class Model(Predictor):
     @property
     def divides_by_labels(self) -> bool:
         """Does a mean loss divide by what its labels count for, and not by how many there are?"""
-        return any(
-            isinstance(layer := node.layer, LossLayer)
-            and layer.descriptor.reduction_type == ReductionType.MEAN
-            and (layer.descriptor.ignore_index is not None or layer.class_weights is not None)
-            and are_indices(node.labels[0], node.sources[0])
-            for node in self._nodes
-        )
+        return any(label_count(node) is not None for node in self._nodes)
 
     def keep_predictions(self) -> None:
         """Make the predictions readable after every training step."""
@@ -412,12 +428,32 @@ class Model(Predictor):
     @cached_property
     def reduction(self) -> ReductionType | None:
         """How what is minimised joins samples, SUM or MEAN; None when its parts differ in it, or nobody can tell."""
-        kinds = {self.reduction_of(tensor) for tensor in self._minimised}
+        kinds = {self.reduction_of(tensor) for tensor in self.minimised}
         return kinds.pop() if len(kinds) == 1 else None
 
     def reduction_of(self, tensor: Tensor) -> ReductionType | None:
         """How a loss, or what layers computed from one, joins samples; not reduced, its sum is minimised."""
         return reduction_of_loss(tensor, self._reductions)
+
+    @cached_property
+    def _label_counts(self) -> dict[Tensor, frozenset[LabelCount | None]]:
+        return label_counts(self.training.nodes)
+
+    def divisors(self, *means: Tensor) -> frozenset[LabelCount | None]:
+        """What these means divide by: samples (None), or what labels count for."""
+        unknown: frozenset[LabelCount | None] = frozenset({None})
+        return frozenset().union(*(self._label_counts.get(mean, unknown) for mean in means))
+
+    def count(self, batch: Batch, *means: Tensor) -> float:
+        """What a batch counts for in means over several: its samples, where nobody can tell what labels count for."""
+        divisors = self.divisors(*means)
+        divisor = next(iter(divisors)) if len(divisors) == 1 else None
+        labels = None if divisor is None else self._fed(divisor.labels, batch)
+        return batch.rows if divisor is None or labels is None else divisor.of(labels)
+
+    def counts_are_fed(self, divisor: LabelCount | None) -> bool:
+        """Are labels that a mean divides by fed, so that they are known before a run?"""
+        return divisor is None or divisor.labels in (*self.feed.labels.values(), *self.feed.inputs.values())
 
     def _classes(self, labels: Mapping[str, Tensor]) -> dict[str, tuple[int, int | None]]:
         """How many classes integer class labels may name, and which of them is ignored, by the labels' name."""

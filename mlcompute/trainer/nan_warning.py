@@ -1,4 +1,4 @@
-"""A loss that is no number any more: said once in a run, with the layer where the first bad number appears."""
+"""The warning about a NaN or infinite loss: once per run, with the layer of the first bad value."""
 
 from __future__ import annotations
 

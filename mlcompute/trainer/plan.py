@@ -1,4 +1,4 @@
-"""What `fit` was asked for: data to train on and to validate with, weights of classes, and how to go through it."""
+"""The arguments of `fit`: data, validation, class weights, and how the data is traversed."""
 
 from __future__ import annotations
 
@@ -111,6 +111,8 @@ class Asked:
         model, size = self._model, self._model.feed.batch
         data = data_from("Trainer.fit: validation", model.feed, *parts)
         model.look_at(data)
+        if isinstance(data, Arrays) and model.feed.labels and not data.labels:
+            raise DataError("Trainer.fit: validation: the data has no labels", fix="give validation=(x, y)")
         data.check(epochs, None)
         check_evaluation("Trainer.fit: validation", model, data, size)
         return data, size

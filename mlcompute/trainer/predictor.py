@@ -80,7 +80,13 @@ class Predictor:
         return self.inference
 
 
-def answers(graph: Graph, x: Any, outputs: Outputs, batch_size: int | None, device: Device | Literal["best"]) -> Any:
+def answers(
+    graph: Graph,
+    x: Any,
+    outputs: Outputs | Mapping[str, Tensor | str],
+    batch_size: int | None,
+    device: Device | Literal["best"],
+) -> Any:
     """`Graph.predict`."""
     from mlcompute.trainer.evaluation import predict
 
@@ -100,12 +106,20 @@ def answers(graph: Graph, x: Any, outputs: Outputs, batch_size: int | None, devi
     return next(iter(found.values())) if is_one else found
 
 
-def _wanted(who: str, graph: Graph, outputs: Outputs) -> dict[str, Tensor]:
+def _wanted(who: str, graph: Graph, outputs: Outputs | Mapping[str, Tensor | str]) -> dict[str, Tensor]:
     nodes = graph.nodes
     if outputs is not None:
-        listed = [outputs] if isinstance(outputs, (Tensor, str)) else list(outputs)
-        found = [result_named(who, nodes, one) for one in listed]
-        return {one if isinstance(one, str) else one.label: tensor for one, tensor in zip(listed, found, strict=True)}
+        if isinstance(outputs, Mapping):
+            return {name: result_named(who, nodes, one) for name, one in outputs.items()}
+        named: dict[str, Tensor] = {}
+        for one in [outputs] if isinstance(outputs, (Tensor, str)) else outputs:
+            name, tensor = one if isinstance(one, str) else one.label, result_named(who, nodes, one)
+            if named.setdefault(name, tensor) is not tensor:
+                raise GraphError(
+                    f"{who}: two of the outputs are called '{name}'",
+                    fix="say what they are to be called: outputs={name: tensor, ...}",
+                )
+        return named
     losses = [node for node in nodes if is_loss(node.layer)]
     found = [node.sources[0] for node in losses if isinstance(node.layer, LossLayer)]
     if losses and not found:

@@ -1,4 +1,4 @@
-"""What is shown while training: a line that moves on a terminal, one plain line per epoch elsewhere."""
+"""Progress: a moving line on a terminal, one plain line per epoch elsewhere."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +63,9 @@ def state_of_run(run: Fitting, trained: list[Array] | None) -> tuple[dict[str, A
         "settings": settings_of(run),
         "learning_rates": [run.first_rates[0], run.rates[0]],
         "group_rates": [run.first_rates[1:], run.rates[1:]],
-        "loss": [run.mean.total, run.mean.rows],
-        "terms": run.mean.terms,
+        "loss": [run.mean.totals[""], run.mean.rows],
+        "terms": {name: total for name, total in run.mean.totals.items() if name},
+        "counts": run.mean.counts,
         "metrics": packed([metric.state() for metric in run.trainer.metrics], arrays, "metrics"),
         "stopped": run.trainer.stopped_by,
         "callbacks": packed(callbacks, arrays, "callbacks"),
@@ -96,21 +98,60 @@ def check_settings(run: Fitting, path: str) -> None:
         if run.plan.chose_seed and saved["settings"].get("shuffle_seed") is not None:
             run.plan = replace(run.plan, seed=int(saved["settings"]["shuffle_seed"]))
         expect_same_settings(saved["settings"], settings_of(run), path)
+        _expect_same_preparation(progress.get("data"), run.plan.data.preprocessing, path)
         check_callbacks(run.plan.callbacks, saved["callbacks"], path)
 
 
-def go_on(run: Fitting, path: str) -> None:
-    """Put a run, its graph and its callbacks where the run in the file was."""
-    from mlcompute.saving import Checkpoint, restore
+def _expect_same_preparation(saved: Any, now: Any, path: str) -> None:
+    """Refuse data that means something else to the network: other classes, other means, other columns."""
+    if saved is None or now is None:
+        return
+    found = _difference(_json(saved), _json(now))
+    if found is not None:
+        where, before, after = found
+        raise DataError(
+            f"Trainer.fit: {path} was saved with other data: its {where} was {before!r}, now it is {after!r}",
+            fix="resume with the same data, or start from the weights alone with mlcompute.restore",
+        )
+
+
+#: Where data lies and how its files are read may change, and what people are told about it.
+_MAY_CHANGE = ("source", "other", "options", "encoding", "why")
+
+
+def _difference(saved: Any, now: Any, where: str = "") -> tuple[str, Any, Any] | None:
+    """(place, value, value) of the first difference."""
+    if isinstance(saved, dict) and isinstance(now, dict):
+        parts = {str(key): (saved.get(key), now.get(key)) for key in {**saved, **now} if key not in _MAY_CHANGE}
+    elif isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
+        parts = {str(key): pair for key, pair in enumerate(zip(saved, now, strict=True))}
+    else:
+        return None if saved == now else (where, saved, now)
+    found = (_difference(*pair, f"{where} {key}".strip()) for key, pair in parts.items())
+    return next((one for one in found if one is not None), None)
+
+
+def _json(state: Any) -> Any:
+    return json.loads(json.dumps(state))  # tuples are lists in a file
+
+
+def restore_graph(run: Fitting, path: str) -> list[str]:
+    """Put the graph where the run in the file was, or refuse the file with nothing changed; what to tell about it."""
+    from mlcompute.saving import restore
+
+    return list(restore(run.trainer.training, path, exact=True).notes)
+
+
+def go_on(run: Fitting, path: str, notes: list[str]) -> None:
+    """Put a run and its callbacks where the run in the file was; the graph is there already."""
+    from mlcompute.saving import Checkpoint
 
     with Checkpoint(path) as checkpoint:
         saved = checkpoint.progress["trainer"]
         arrays = {name: checkpoint.arrays[name] for name in checkpoint.arrays}
     trainer = run.trainer
     has_old_names = saved["version"] < ONE_RULE_FOR_NAMES
-    # The graph first: whatever does not fit is refused before anything has changed.
-    report = restore(trainer.training, path, exact=True)
-    for note in report.notes:
+    for note in notes:
         run.display.note(f"{path}: {note}; the numbers may differ from a run that never stopped")
     if saved.get("weights") == "evaluated":
         trainer.set_weights([arrays[name] for name in _trained_names(trainer.training, has_old_names)])
@@ -119,11 +160,16 @@ def go_on(run: Fitting, path: str) -> None:
     if "learning_rates" in saved:
         none = [None] * len(trainer.optimizer.groups)
         groups = saved.get("group_rates", [none, none])
+        asked = run.first_rates[0]
+        if asked not in saved["learning_rates"]:
+            run.display.note(f"the learning rate is {saved['learning_rates'][0]:g} as in {path}, not {asked:g}")
         run.first_rates, now = ([float(saved["learning_rates"][i]), *groups[i]] for i in (0, 1))
         set_rates(trainer.optimizer, now)
     run.counted = run.step
-    run.mean.total, run.mean.rows = float(saved["loss"][0]), int(saved["loss"][1])
-    terms = {name: float(total) for name, total in saved.get("terms", {}).items()}
+    run.mean.rows = int(saved["loss"][1])
+    totals = {"": float(saved["loss"][0])} | {name: float(total) for name, total in saved.get("terms", {}).items()}
+    # Files of before labels were counted have counted samples.
+    counts = dict.fromkeys(totals, float(run.mean.rows)) | saved.get("counts", {})
     for metric, state in zip(trainer.metrics, unpacked(saved["metrics"], arrays), strict=True):
         # Files of before there were others hold the sum and the count of a mean.
         metric.restore(state if isinstance(state, dict) else dict(zip(("total", "count"), state, strict=True)))
@@ -131,7 +177,8 @@ def go_on(run: Fitting, path: str) -> None:
     if has_old_names:
         renamed = renamed_layers(trainer.training)
         rename_layers(run.history, renamed)
-        terms = {renamed.get(name, name): total for name, total in terms.items()}
-    run.mean.terms.update(terms)
+        totals, counts = ({renamed.get(name, name): one[name] for name in one} for one in (totals, counts))
+    run.mean.totals.update(totals)
+    run.mean.counts.update(counts)
     if saved["stopped"]:
         trainer.stop(saved["stopped"])

@@ -1,4 +1,4 @@
-"""Epochs of a given number of steps: data is gone through round after round, whatever its length."""
+"""Epochs with a given number of steps, over data of any length."""
 
 from __future__ import annotations
 

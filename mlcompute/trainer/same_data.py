@@ -1,4 +1,4 @@
-"""What the processes of a group compare before they train: how they go through which data.
+"""What the processes of a group compare before training: arguments of `fit` and data.
 
 Every process takes its own part of every batch. Would their data differ, nothing would fail, and nobody could say what
 was trained on.

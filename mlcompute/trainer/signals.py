@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM (on Windows: Ctrl-Break) while training: noted, so that the step can be finished and saved."""
+"""Ctrl-C and SIGTERM (on Windows: Ctrl-Break) while training: the step is finished and saved first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy of everything that training changes, to go back to."""
+"""A copy of everything that training changes, to return to."""
 
 from __future__ import annotations
 

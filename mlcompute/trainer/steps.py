@@ -107,25 +107,19 @@ class Steps:
         """Forward and gradient for every batch, then one update, from the gradient of all samples together."""
         rows = sum(batch.rows for batch in batches)
         outcome = Outcome(batches, rows)
-        reduction = self._model.reduction
-        if len(batches) > 1 and reduction is None:
-            raise GraphError(
-                "Trainer: gradients of losses with different reductions cannot be accumulated",
-                fix="give all losses one reduction: mean or sum",
-            )
+        model, several = self._model, len(batches) > 1
+        shares = _shares(model, batches) if several else [1.0]
+        term_shares = {name: _shares_in_mean(model, tensor, batches) for name, tensor in model.terms.items()}
         session = session_of(self._training)
-        loss, terms = 0.0, dict.fromkeys(self._model.terms, 0.0)
+        loss, terms = 0.0, dict.fromkeys(model.terms, 0.0)
         for index, batch in enumerate(batches):
-            share = batch.rows / rows
-            factor = share if reduction == ReductionType.MEAN else 1.0
-            sums = (factor, index > 0) if len(batches) > 1 else None
+            sums = (shares[index], index > 0) if several else None
             call, data = Call("execute", _SYNCHRONOUS), (batch.inputs, batch.labels, batch.weights)
             execute_forward_and_gradient(session, call, batch.size, data, sums)
             self._read(outcome, batch)
-            joined = 1.0 if reduction == ReductionType.SUM else share
-            loss += outcome.loss * joined
+            loss += outcome.loss * shares[index]
             for name, value in outcome.terms.items():
-                terms[name] += value * joined
+                terms[name] += value * term_shares[name][index]
         outcome.loss, outcome.terms = loss, terms
         if wants_gradients:
             outcome.gradients = {tensor: self._gradient(tensor) for tensor in self._model.parameters}
@@ -157,6 +151,44 @@ class Steps:
         for outcome in self._running:
             if outcome.execution is not None:
                 outcome.execution.wait()
+
+
+def _shares(model: Model, batches: Sequence[Batch]) -> list[float]:
+    """What the gradients of batches are multiplied by, to become that of all their samples together."""
+    for part in model.minimised:
+        if model.reduction_of(part) is None:
+            raise GraphError(
+                f"Trainer: gradients of {part!r}, which is minimised, cannot be accumulated: it is neither a sum nor a "
+                "mean over the samples",
+                fix="give the losses the reduction mean or sum, and let layers after them only add, or multiply by "
+                "constants; or accumulate=1, with a batch as large as memory allows",
+            )
+    if model.reduction is None:
+        raise GraphError(
+            "Trainer: gradients of losses with different reductions cannot be accumulated",
+            fix="give all losses one reduction: mean or sum",
+        )
+    divisors = model.divisors(*model.minimised)
+    if model.reduction == ReductionType.MEAN and (len(divisors) > 1 or not all(map(model.counts_are_fed, divisors))):
+        where, known = "where labels are computed in the graph", "known only when they have run"
+        if len(divisors) > 1:
+            where, known = "beside others", "which is another number for every loss"
+        raise GraphError(
+            f"Trainer: gradients cannot be accumulated of losses that ignore labels or weigh classes, {where}",
+            reason=f"the mean of all batches divides by the labels that count in them, {known}",
+            fix="accumulate=1; or give the losses the reduction sum, with a weight",
+        )
+    return _shares_in_mean(model, model.minimised[0], batches)
+
+
+def _shares_in_mean(model: Model, tensor: Tensor, batches: Sequence[Batch]) -> list[float]:
+    """What a batch counts for in a mean over several; in a sum, 1."""
+    if model.reduction_of(tensor) == ReductionType.SUM:
+        return [1.0] * len(batches)
+    counts = [model.count(batch, tensor) for batch in batches]
+    if not any(counts):  # no label counts: the loss is 0, and so is its gradient
+        counts = [float(batch.rows) for batch in batches]
+    return [count / sum(counts) for count in counts]
 
 
 def repeated_step(model: Model, batches: Sequence[Batch]) -> float:

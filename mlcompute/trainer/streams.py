@@ -11,13 +11,11 @@ import numpy as np
 
 from mlcompute.errors import DataError, ShapeError
 from mlcompute.trainer.arrays import Arrays
-from mlcompute.trainer.columns import Column
-from mlcompute.trainer.data import Batch, Data, Epoch, Feed
+from mlcompute.trainer.columns import Column, as_array
+from mlcompute.trainer.data import Batch, Data, Epoch, Feed, order_of
 from mlcompute.trainer.feed_columns import columns_of
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.prefetch import Prefetch
-from mlcompute.trainer.samples import by_number, in_batches
-from mlcompute.trainer.shuffling import order_of
 
 _AGAIN = (
     "pass something that can be iterated again (a list, a loader), or a function of the epoch that returns an iterator"
@@ -85,7 +83,7 @@ class Stream(Data):
                 raise DataError(f"{self._who}: the iterator is exhausted, it can be gone through only once", fix=_AGAIN)
             self._is_used = True
         kept = 0
-        for number, item in enumerate(in_batches(self._who, source, epoch.size, self._is_sample)):
+        for number, item in enumerate(_in_batches(self._who, source, epoch.size, self._is_sample)):
             if kept < epoch.skip and epoch.least == 1:  # what is skipped need not be looked at
                 kept += 1
                 continue
@@ -157,11 +155,42 @@ class Samples(Stream):
     def _items(self, epoch: Epoch) -> Iterator[Batch]:
         size, seed = epoch.size, epoch.seed
         order = range(self.count) if seed is None else order_of(seed, epoch.number, self.count)
-        batches = in_batches(self._who, by_number(self._source, order[epoch.skip * size :]), size, self._is_sample)
-        for number, item in enumerate(batches):
+        samples = (self._source[int(index)] for index in order[epoch.skip * size :])
+        for number, item in enumerate(_in_batches(self._who, samples, size, self._is_sample)):
             batch = self._batch(item, number)
             if batch.rows >= epoch.least:
                 yield batch
+
+
+def _in_batches(who: str, items: Iterable[Any], size: int, is_sample: Callable[[Any], bool]) -> Iterator[Any]:
+    """Single samples stacked to batches of a size, the last perhaps smaller; batches pass through as they are."""
+    waiting: list[Any] = []
+    for item in items:
+        if not is_sample(item):
+            if waiting:
+                raise DataError(f"{who}: single samples and batches come mixed", fix="give one or the other")
+            yield item
+            continue
+        waiting.append(item)
+        if len(waiting) == size:
+            yield _stacked(who, waiting)
+            waiting = []
+    if waiting:
+        yield _stacked(who, waiting)
+
+
+def _stacked(who: str, parts: list[Any]) -> Any:
+    """Samples, each an array or a tuple or dict of them, as one batch of the same form."""
+    first = parts[0]
+    if isinstance(first, Mapping):
+        return {name: _stacked(who, [part[name] for part in parts]) for name in first}
+    if isinstance(first, (tuple, list)) and any(hasattr(entry, "shape") for entry in first):
+        return tuple(_stacked(who, [part[index] for part in parts]) for index in range(len(first)))
+    arrays = [as_array([part] if np.ndim(part) == 0 else part, who) for part in parts]
+    if len({array.shape for array in arrays}) > 1:
+        shapes = sorted({array.shape for array in arrays})
+        raise DataError(f"{who}: samples of shapes {shapes[0]} and {shapes[-1]} cannot be one batch")
+    return np.concatenate(arrays) if np.ndim(first) == 0 else np.stack(arrays)
 
 
 def _called(function: Callable[..., Any], epoch: int) -> Any:

@@ -1,4 +1,4 @@
-"""A run of `fit` on many processes: who calls callbacks, and how all of them come to the same decisions."""
+"""`fit` on many processes: who calls callbacks, and how all processes reach the same decisions."""
 
 from __future__ import annotations
 

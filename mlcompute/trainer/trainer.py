@@ -1,4 +1,4 @@
-"""Trainer: fit, evaluate and predict, in the way people know from Keras, on graphs that stay open to inspection."""
+"""Trainer: fit, evaluate and predict, as in Keras, with access to the training graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mlcompute.foreign_names import TRAINER_ATTRIBUTES, advice_for_attribute
 from mlcompute.graph import Graph
 from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
-from mlcompute.layers.arguments import whole
+from mlcompute.layers.arguments import number_of, whole
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.optimizers import Optimizer
 from mlcompute.runtime.definition import definition_of
@@ -26,6 +26,7 @@ from mlcompute.runtime.session import session_of
 from mlcompute.saving.names import names_of
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.callbacks.callback import Callback, expect_callback
+from mlcompute.trainer.callbacks.monitor import expect_no_validation
 from mlcompute.trainer.class_weights import ClassWeight
 from mlcompute.trainer.data import Batch
 from mlcompute.trainer.data_from import data_from, weights_that_come
@@ -48,7 +49,7 @@ Path = str | os.PathLike[str]
 
 
 class Trainer:
-    """Trains a graph, and asks it.
+    """Trains, evaluates and runs a graph: the training loop.
 
     graph          a Graph whose last layer gives the prediction (or that has loss layers of its own), or a
                    TrainingGraph with inputs, labels, loss and optimizer
@@ -63,8 +64,8 @@ class Trainer:
                    all samples together. "accuracy" is about classes or, with a sigmoid loss, about every output; where
                    the loss does not tell, say "categorical_accuracy" or "binary_accuracy". Of several outputs by
                    name, {"digit": ["accuracy"]}: they are logged as "digit_accuracy"
-    outputs        tensors `predict` answers, by name; by default what the loss looks at, or those with a loss
-    inputs         names for the tensors that are fed; by default every tensor nobody computes, by its label
+    outputs        tensors that `predict` returns, by name; by default the prediction of each loss
+    inputs         names for the tensors that are fed; by default all that no layer computes, by their labels
     learning_rate  for an optimizer given by name
     group          processes that train together, as `mlc.Group.world()`. All of them make the same calls with the same
                    data, and each runs its part of every batch; callbacks, progress and files are rank 0's
@@ -83,7 +84,7 @@ class Trainer:
     """
 
     training = ReadOnly[TrainingGraph](
-        "The training graph: everything it can do can be done between calls of `fit`.", "model.training"
+        "The training graph. You can call its methods between calls of `fit`.", "model.training"
     )
     inference = ReadOnly[InferenceGraph]("The inference graph that shares the weights.", "model.inference")
     optimizer = ReadOnly[Optimizer]("The optimizer in use.", "model.optimizer")
@@ -149,15 +150,15 @@ class Trainer:
 
     @property
     def loss_weights(self) -> LossWeights:
-        """What the losses are multiplied by, by output; set one, and it counts from the next step."""
+        """The factor of each loss, by output. A new value takes effect in the next step."""
         return LossWeights(self.model.training)
 
     @property
     def learning_rate(self) -> float:
-        """The optimizer's rate; what is set counts from the next step.
+        """The optimizer's learning rate. A new value takes effect in the next step.
 
-        What schedules and callbacks set while `fit` runs holds for that run: after it the rate is again what it was
-        before, and another `fit` begins with it. To go on with the last rate instead, set it:
+        Schedules and callbacks change the rate for one `fit` only; after it, the rate is what it was before.
+        To keep the last rate, set it:
         `trainer.learning_rate = history["learning_rate"][-1]`.
         """
         return self.model.optimizer.learning_rate
@@ -229,41 +230,43 @@ class Trainer:
                       dict of inputs and labels; an iterable of (inputs, labels) batches, of such dicts, or of single
                       samples, as PyTorch's loaders and datasets; or a function of the number of the epoch that gives
                       one; or a Dataset of `mlc.data`, which brings labels and validation
+        epochs        times to go through the data; 0 trains nothing and gives an empty history
         batch_size    by default, and at most, what the graph was built for
         last_batch    what becomes of a batch with fewer samples. "smaller": it is run as it is. Some graphs, imported
                       ones above all, run full batches only. "pad": it is filled up with samples that count neither in
                       the loss nor in metrics, where samples do not influence each other. "drop": it is left out
         validation    (x, y), or an iterable of batches: evaluated after every epoch, in the logs as val_...
         validation_split  instead: this share of the samples, the last ones, is held out for it before shuffling
-        steps_per_epoch   an epoch is so many steps: the next goes on where it ended, round after round through the
-                      data, which may be endless
+        steps_per_epoch   the number of steps of an epoch; the next epoch continues where it ended, and the data may be
+                          endless
         sample_weight one number per sample, or per step (n, length), that multiplies its loss; a mean still divides by
                       the number of samples or steps. Of several losses it is for all, or by output, {"box": weights}
         class_weight  a weight for every class, {class: weight} or in order, that multiplies the loss of its labels;
                       "balanced": as often as a class is rarer than the others. Of several losses by output, {"digit":
                       "balanced"}. Validation does not weigh
-        shuffle_seed  the order of an epoch is a function of this seed and the epoch, nothing else; by default 0 in the
-                      first `fit` of a trainer, 1 in the second and so on, so that each has orders of its own
-        accumulate    so many batches make one step, with the gradient of all their samples together
-        resume        go on from a checkpoint of a run with the same data and settings: bitwise as if it had not
+        shuffle_seed  determines the order of samples, together with the epoch; by default 0 in the first `fit` of a
+                      trainer, 1 in the second and so on
+        accumulate    how many batches are run before each update, which uses the gradient of all their samples
+        resume        continue from a checkpoint of a run with the same data and settings, bitwise as if it had not
                       stopped. Epochs count from the beginning of the first run
         checkpoint    where the state goes when Ctrl-C or SIGTERM stops the run. By default where a ModelCheckpoint
                       puts the last one, else training-stopped.safetensors in the working directory
-        verbose       0: nothing, 1: a moving line, 2: one line per epoch, "auto": 1 on a terminal, else 2
+        verbose       0: nothing, 1: a progress line, 2: one line per epoch, "auto": 1 on a terminal, else 2
 
         Ctrl-C (SIGINT) and SIGTERM let the step finish and save; then `Interrupted`, a KeyboardInterrupt, is raised,
         or `Terminated`, a SystemExit.
         """
         who = "Trainer.fit"
-        epochs = whole(who, "epochs", epochs, 1)
+        self.model.expect_unchanged(who)
+        epochs = number_of(who, "epochs", epochs)
+        accumulate = number_of(who, "accumulate", accumulate, 1)
         last_batch = checked_choice(who, last_batch)
         if last_batch == "pad":
             expect_weights(who, self.model)
         asked = Asked(who, self.model, x, y, sample_weight, class_weight)
         data, validation = asked.data(validation, validation_split)
         if steps_per_epoch is not None:
-            per_epoch = whole(who, "steps_per_epoch", steps_per_epoch, 1) * whole(who, "accumulate", accumulate, 1)
-            data = Rounds(who, data, per_epoch)
+            data = Rounds(who, data, number_of(who, "steps_per_epoch", steps_per_epoch, 1) * accumulate)
         if resume is None:  # a run that goes on may have its last epoch before it
             data.check(epochs, batch_size)
         size = self._size(batch_size, who)
@@ -278,7 +281,7 @@ class Trainer:
             data=data,
             epochs=epochs,
             batch_size=size,
-            accumulate=whole(who, "accumulate", accumulate, 1),
+            accumulate=accumulate,
             seed=seed,
             chose_seed=shuffle and shuffle_seed is None,
             validation=None if validation is None else asked.validation(validation, epochs),
@@ -288,6 +291,8 @@ class Trainer:
             steps_per_epoch=steps_per_epoch,
             class_weight=asked.class_weight,
         )
+        if validation is None:
+            expect_no_validation(callbacks)
         if last_batch == "smaller":
             expect_small_batches(who, self.model, data, size)
         elif last_batch == "drop" and data.batch_count(size, size) == 0:
@@ -355,6 +360,7 @@ class Trainer:
 
         The numbers by name; `per_class["f1"]` has those of every class, `confusion_matrix` the counts.
         """
+        self.model.expect_unchanged("Trainer.evaluate")
         comes = weights_that_come(x) if sample_weight is None else sample_weight
         if comes is not None:
             self.model.weigh_samples(comes, who="Trainer.evaluate")
@@ -365,11 +371,11 @@ class Trainer:
         return evaluate(self.model, data, self._size(batch_size, "Trainer.evaluate"), metrics)
 
     def predict(self, x: Any, *, batch_size: int | None = None) -> Any:
-        """What the graph answers for x, samples on axis 0: an array, or of several outputs a dictionary of them.
+        """Predictions for x, with samples on axis 0: an array, or a dictionary of arrays for several outputs.
 
-        Unless outputs were named, it is the tensor the first loss looks at.
+        By default it is the prediction that the first loss compares with the labels.
 
-        x  as for `fit`; labels that come with batches are left alone, inputs that only losses read may be left out
+        x  as for `fit`; labels in batches are ignored, and inputs that only losses read may be left out
         """
         model = self.model.answering(x)
         data = data_from("Trainer.predict", model.feed, x, only_inputs=True)
@@ -402,7 +408,7 @@ class Trainer:
         _write(kept_tensors(self.training), arrays)
 
     def set_final_weights(self, arrays: Sequence[Array]) -> None:
-        """For callbacks, in `on_train_end`: `set_weights` with what was found best, which no average replaces."""
+        """For callbacks, in `on_train_end`: set the best weights, which averages do not replace afterwards."""
         self.set_weights(arrays)
         self._running("set_final_weights").has_final_weights = True
 
@@ -481,7 +487,7 @@ class Trainer:
         return trainer_html(self)
 
     def save_when_settled(self, path: Path, *, evaluated: bool = True) -> None:
-        """For callbacks: save as soon as all callbacks have seen this moment.
+        """For callbacks: save after all callbacks were called.
 
         evaluated  the weights in the file are those that validation uses; False: those being trained
         """

@@ -241,7 +241,7 @@ def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
         (["inspect", "foreign.safetensors"], "foreign.safetensors: the header would have"),
         (["profile", "net.py", "--data", "one.npy"], "one.npy: holds one array without a name"),
         (["profile", "net.py", "--data", "data.npz"], "data.npz: lacks label"),
-        (["profile", "net.py", "--data", "foreign.safetensors"], "foreign.safetensors: cannot be read as .npz"),
+        (["profile", "net.py", "--data", "foreign.safetensors"], "foreign.safetensors: is no .npz or .npy file"),
         (["convert", "net.py", "net.onnx", "--weights-only"], "net.onnx: --weights-only writes safetensors"),
         (["profile", "net.py", "--trace", "folder.py"], "save_trace: folder.py could not be written"),
         (["inspect", "net.txt"], "there is no such file"),
@@ -430,6 +430,13 @@ def test_an_interrupt_is_json_too(folder: Path, capsys: pytest.CaptureFixture[st
     (folder / "old.safetensors").write_text("")
     said = answer(capsys, "train", "net.py", "--resume", "old.safetensors", code=130)["message"]
     assert said == "interrupted; nothing was trained yet, old.safetensors is as it was"
+
+
+def test_warnings_name_no_line_of_pythons_own(folder: Path) -> None:
+    command = [sys.executable, "-m", "mlcompute", "train", "tabular", "--rate", "100", "--epochs", "1"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    assert said.startswith("warning: AdamOptimizer: learning_rate is 100")
+    assert "runpy" not in said
 
 
 def test_json_has_no_nan() -> None:

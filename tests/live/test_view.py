@@ -80,6 +80,11 @@ def test_news() -> None:
     overview = site.events("")
     assert overview is not None
     assert json.loads(next(overview))["state"] == "1 run"
+    Path("runs/0007-damaged").mkdir()
+    Path("runs/0007-damaged/run.json").write_text("{")
+    overview = site.events("")
+    assert overview is not None
+    assert json.loads(next(overview))["state"] == "1 run, 1 that cannot be read"
 
 
 def test_the_command() -> None:
@@ -103,5 +108,3 @@ def test_nothing_to_view(capsys: Any) -> None:
     assert "runs: there is no such folder" in capsys.readouterr().err
     assert main(["view", "7"]) == 1
     assert "7: there is no such run" in capsys.readouterr().err
-
-

@@ -80,6 +80,22 @@ def test_npz_as_keras_writes_it() -> None:
     assert (len(data), len(data.validation or ()), len(data.test or ())) == (20, 5, 5)
 
 
+def test_npz_as_others_write_it() -> None:
+    x, y = RNG.normal(size=(20, 3)), np.arange(20) % 2
+    np.savez("x.npz", X_train=x, y_train=y, X_test=x[:5], y_test=y[:5])
+    data = mlc.data.load("x.npz")
+    assert (len(data), len(data.validation or ())) == (20, 5)
+    np.savez("x.npz", X=x, x=x, y=y)
+    with pytest.raises(mlc.DataError, match="holds x_train more than once"):
+        mlc.data.load("x.npz")
+    np.savez("x.npz", x=x * 1e300, y=y)
+    with pytest.raises(mlc.DataError, match="too large to be standardised"):
+        mlc.data.load("x.npz")
+    Path("x.npz").write_text("no arrays")
+    with pytest.raises(mlc.DataError, match=r"x.npz: is no .npz or .npy file"):
+        mlc.data.load("x.npz")
+
+
 def test_idx_files() -> None:
     x, y = RNG.integers(0, 256, (30, 4, 4)).astype(np.uint8), (np.arange(30) % 3).astype(np.uint8)
     Path("mnist").mkdir()
@@ -115,6 +131,46 @@ def test_a_folder_per_class(photos: dict[str, np.ndarray], monkeypatch: pytest.M
     Path("train").rename("all/train")
     divided = mlc.data.images("all")
     assert (len(divided), len(divided.validation or ())) == (19, 1)
+
+
+def test_what_lies_in_real_folders(photos: dict[str, np.ndarray]) -> None:
+    from PIL import Image
+
+    Path("photos/cat/._0.png").write_bytes(b"\0\5\x16\7")
+    for folder in ("photos/cat/.thumbnails", "photos/cat/__MACOSX", "photos/.git"):
+        Path(folder).mkdir()
+        Path(folder, "0.png").write_bytes(b"no image")
+    Path("photos/dog/phone.heic").touch()
+    Path("photos/cat/kittens/more").mkdir(parents=True)
+    Path("photos/cat/0.png").rename("photos/cat/kittens/more/0.png")
+    data = mlc.data.images("photos")
+    assert (len(data) + len(data.validation or ()), data.classes) == (20, ("cat", "dog"))
+    assert data.notes[-1] == "not read: 1 .heic, 1 .me"
+    preprocessing = data.preprocessing
+    assert preprocessing is not None
+    assert np.bincount(preprocessing.read("photos").y).tolist() == [10, 10], "kittens are cats"
+    assert preprocessing.read("photos/dog").y.tolist() == [1] * 10
+    Path("top").mkdir()
+    Path("photos").rename("top/photos")
+    with pytest.raises(mlc.DataError) as refused:
+        mlc.data.images("top")
+    assert "give top/photos: it has cat, dog" in refused.value.fix
+    Path("top/photos/Test").mkdir()
+    Path("top/photos/Train").mkdir()
+    Path("top/photos/cat").rename("top/photos/Train/cat")
+    Path("top/photos/dog").rename("top/photos/Train/dog")
+    for kind in ("cat", "dog"):
+        Path("top/photos/Test", kind).mkdir()
+        Path("top/photos/Train", kind, "1.png").rename(f"top/photos/Test/{kind}/1.png")
+    divided = mlc.data.images("top/photos")
+    assert (len(divided), len(divided.validation or ()), divided.classes) == (18, 2, ("cat", "dog"))
+    assert divided.preprocessing is not None
+    assert len(divided.preprocessing.read("top/photos")) == 2, "evaluate measures what was held out"
+    assert len(divided.preprocessing.read("top/photos", labels=False)) == 20, "predict answers for all"
+    for pixels in (np.full((8, 6), 0.5, np.float32), np.full((8, 6), 200, np.int32)):
+        Image.fromarray(pixels).save("top/photos/Train/cat/x.tif")
+        with pytest.raises(mlc.DataError, match="nothing says which is white"):
+            mlc.data.images("top/photos")
 
 
 def graph_for(data: mlc.data.Dataset) -> mlc.Trainer:

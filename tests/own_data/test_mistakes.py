@@ -56,6 +56,19 @@ TABLES = [
      ["line 5: column 'age' is infinite"]),
     ("holes.csv", GOOD.replace(",4.5\n", ",\n", 1), ["tabular", "--target", "price"],
      ["the target 'price' is missing in line 5", "delete their lines"]),
+    ("minus.csv", "a,y\n" + "".join(f"{k * 0.5},{'+-'[k % 2]}\n" for k in range(9)), ["tabular", "--target", "y"],
+     ["the target 'y' is missing in line 3 and 3 more ('-')", "if '-' is a class, give it another name"]),
+    ("title.csv", f"Sales of 2026\n\n{GOOD}", ["tabular", "--target", "price"],
+     ["line 3 has 4 fields, the first line 1", "delete what stands above"]),
+    ("short.csv", GOOD + "1,2\n", ["tabular", "--target", "price"],
+     ["line 42 has 2 fields, the first line 4", "complete the line"]),
+    ("open.csv", 'a,b\n1,"x\n2,"y"\n3,z\n', ["tabular", "--target", "b"],
+     ["line 2:", "double the quotation marks"]),
+    ("dates.csv", "d,y\n" + "".join(f"2026-01-{k + 1:02},{k}\n" for k in range(20)) + "soon,3\n", ["tabular"],
+     ["line 22: 'soon' in column 'd' is no date, 20 others are", "--column d=category"]),
+    ("latin.txt", "größer ".encode("latin-1") * 40, ["gpt"], ["line 1 is not utf-8 text", "--encoding cp1252"]),
+    ("latin.csv", "a,y\n1,2\n", ["tabular", "--encoding", "cp1253x"], ["there is no encoding 'cp1253x'"]),
+    ("good.csv", GOOD, ["tabular", "--target", "price", "--separator", ";;"], ["separator is ';;'", "one character"]),
     ("nan.csv", GOOD.replace(",4.5\n", ",nan\n", 1), ["tabular", "--target", "price"],
      ["the target 'price' is missing in line 5"]),
     ("same.csv", "a,y\n" + "".join(f"{k * 0.5},cat\n" for k in range(9)), ["tabular", "--target", "y"],
@@ -81,7 +94,7 @@ TABLES = [
     ("note.txt", "short", ["gpt"], ["5 characters make no piece of 64", "--length"]),
     ("note.txt", "aaaa" * 99, ["gpt"], ["the text is nothing but 'a'"]),
     ("note.txt", "hello there " * 40, ["cnn"], ["cnn is not for a text", "mlcompute train gpt"]),
-    ("note.txt", "größe".encode("latin-1"), ["gpt"], ["note.txt: is not UTF-8 text"]),
+    ("note.txt", "größe".encode("latin-1"), ["gpt"], ["note.txt: line 1 is not utf-8 text"]),
 ]  # fmt: skip
 
 

@@ -80,10 +80,45 @@ def test_images_from_the_folder_to_the_names(capsys: pytest.CaptureFixture[str])
     trained = answer(capsys, "train", "cnn", *options)
     assert trained["val_accuracy"] == 1.0
     assert main(["predict", trained["best"], "photos/night/3.png"]) == 0
-    assert re.search(r"photos/night/3.png  night +\d+\.\d%", capsys.readouterr().out)
+    assert re.search(r"photos/night/3.png  night +\d+\.\d %", capsys.readouterr().out)
     assert main(["predict", trained["best"], "photos"]) == 0
     assert "... and 4 more: --output FILE.csv writes all" in capsys.readouterr().out
     assert answer(capsys, "evaluate", trained["best"])["accuracy"] == 1.0
+
+
+def test_accuracy_is_told_beside_that_of_the_commonest_class(capsys: pytest.CaptureFixture[str]) -> None:
+    noise = np.random.default_rng(0).normal(size=200)
+    rows = [f"{a:.4f},{'fraud' if k % 10 == 0 else 'ok'}" for k, a in enumerate(noise)]
+    Path("f.csv").write_text("\n".join(["a,status", *rows]))
+    assert main(["train", "tabular", "--data", "f.csv", "--target", "status", "--epochs", "2", "--report"]) == 0
+    assert "always answering 'ok' would be right for 90.0 %" in capsys.readouterr().out
+    page = Path("runs/0001-tabular/report.html").read_text(encoding="utf-8")
+    assert "always answering &#x27;ok&#x27; would be right for 90.0 %" in page
+    assert "the commonest class, ok, is 90.0 % of them" in page
+    evaluation = mlc.Evaluation.load("runs/0001-tabular/evaluation.json")
+    mistake = evaluation.mistakes[0]
+    line = int(mistake.name.removeprefix("line "))
+    assert rows[line - 2].endswith(evaluation.classes[mistake.label]), "where it stands in the file"
+    assert answer(capsys, "evaluate", "1")["baseline"] == pytest.approx(0.9)
+    assert main(["evaluate", "1"]) == 0
+    assert "(always answering 'ok': 0.9000)" in capsys.readouterr().out
+
+
+def test_what_a_file_of_its_own_validated_is_measured_again(capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    for name, count in (("train.csv", 60), ("other.csv", 30)):
+        rows = [f"{a:.3f},{'high' if a > 0.5 else 'low'}" for a in rng.random(count)]
+        Path(name).write_text("\n".join(["a,level", *rows]))
+    options = ["--data", "train.csv", "--target", "level", "--validation", "other.csv"]
+    trained = answer(capsys, "train", "tabular", *options, "--epochs", "2")
+    measured = answer(capsys, "evaluate", trained["checkpoint"])
+    assert (measured["data"], measured["samples"]) == ("other.csv", 30)
+    assert measured["loss"] == pytest.approx(trained["val_loss"])
+    assert answer(capsys, "evaluate", trained["checkpoint"], "--all")["samples"] == 60
+    Path("other.csv").rename("moved.csv")
+    resumed = [*options[:-1], "moved.csv", "--epochs", "3", "--resume"]
+    assert answer(capsys, "train", "tabular", *resumed)["checkpoint"] == trained["checkpoint"]
+    assert answer(capsys, "evaluate", trained["checkpoint"])["data"] == "moved.csv"
 
 
 def test_series_text_and_autoencoder(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import mlcompute as mlc
+from mlcompute.data import csv_file
+from mlcompute.data.columns import learned
 from mlcompute.data.splitting import Split
 from mlcompute.data.target import looks_like_classes
 
@@ -26,6 +29,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def by_hand() -> np.ndarray:
     """age, age is missing, colour = (missing), blue, red, joined, id: as text-book formulas give them."""
+
     def scaled(values: list[float]) -> np.ndarray:
         return (np.array(values) - np.mean(values)) / np.std(values)
 
@@ -57,9 +61,105 @@ def test_columns_by_hand(name: str, text: str) -> None:
     assert data.preprocessing is not None
     np.testing.assert_allclose(data.preprocessing.decode(data.y)[:, 0], incomes)
     shown = str(data)
-    for part in ("4 samples", "age     number    mean 40, standard deviation 8.165, 1 missing", "3 values, one-hot",
-                 "2020-01-01 to 2020-01-05", "income  target    a number, mean 2500, standard deviation 1118"):
+    for part in (
+        "4 samples",
+        "age     number    mean 40, standard deviation 8.165, 1 missing",
+        "3 values, one-hot",
+        "2020-01-01 to 2020-01-05",
+        "income  target    a number, mean 2500, standard deviation 1118",
+    ):
         assert part in shown  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "separator", "columns", "expected"),
+    [
+        ("english", ",", {"a": ['"1,234.5"', "987"]}, {"a": [1234.5, 987]}),
+        ("whole numbers", ",", {"a": ['"1,234"', "987"]}, {"a": [1234, 987]}),
+        ("quoted decimal commas", ",", {"a": ['"1,25"', "9"]}, {"a": [1.25, 9]}),
+        ("german", ";", {"a": ["1.234,5", "987,25"]}, {"a": [1234.5, 987.25]}),
+        ("a column tells of another", ";", {"a": ["1.234", "987"], "b": ["0,5", "1,25"]}, {"a": [1234, 987]}),
+        ("tabs", "\t", {"a": ["1,234", "12,345"], "b": ["0.5", "1.25"]}, {"a": [1234, 12345]}),
+        ("three decimals", ";", {"a": ["1.234", "9.870"]}, {"a": [1.234, 9.87]}),
+        ("three decimals, commas", ";", {"a": ["1,234", "9,870"]}, {"a": [1.234, 9.87]}),
+        ("millions", ";", {"a": ["1.234.567", "987"]}, {"a": [1234567, 987]}),
+        ("spaces", ";", {"a": ["1\u202f234,5", "12 345"]}, {"a": [1234.5, 12345]}),
+        ("apostrophes", ",", {"a": ["1'234.50", "7"]}, {"a": [1234.5, 7]}),
+        ("exponents", ",", {"a": ["1e3", "-.5E-1"]}, {"a": [1000, -0.05]}),
+        ("missing", ",", {"a": ["#N/A", "<NA>", "--", "2.5", "NaT", "n.a.", "missing", "."]}, {"a": [2.5]}),
+        ("what is no number", ",", {"a": ["1_000", "2_000"], "b": ["1,23,4", "4"]}, {}),
+    ],
+)
+def test_numbers_as_people_write_them(
+    name: str, separator: str, columns: dict[str, list[str]], expected: dict[str, list[float]]
+) -> None:
+    quoted = {
+        name: [f'"{text}"' if "," in text and '"' not in text else text for text in c] for name, c in columns.items()
+    }
+    lines = [separator.join(row) for row in zip(*quoted.values(), strict=True)]
+    Path("numbers.csv").write_text("\n".join([separator.join(columns), *lines]))
+    found = csv_file.read_frame(Path("numbers.csv"), separator=separator).columns
+    for column, values in found.items():
+        known = values[~np.isnan(values)].tolist() if values.dtype.kind == "f" else []
+        assert known == expected.get(column, known)
+    assert all(found[column].dtype.kind != "f" for column in columns if not expected)
+
+
+def test_the_decimal_mark_is_asked_for_where_nobody_can_tell() -> None:
+    Path("towns.csv").write_text("people;area\n1.234;12.345\n987;1.000\n")
+    with pytest.raises(mlc.DataError, match=r"line 2: '1.234' in column 'people' can be 1.234 or 1234") as refused:
+        csv_file.read_frame(Path("towns.csv"))
+    assert "--decimal ," in refused.value.fix
+    frame = csv_file.read_frame(Path("towns.csv"), decimal=",")
+    assert frame.columns["area"].tolist() == [12345, 1000]
+    # New data that does not tell is read as the training data was.
+    rows = "".join(f"{k}.{k:03},5;{k % 3},25\n" for k in range(1, 30))
+    Path("train.csv").write_text(f"people;y\n{rows}")
+    Path("new.csv").write_text("people\n1.234\n")
+    preprocessing = mlc.data.read_csv("train.csv", "y").preprocessing
+    column = preprocessing.columns[0]  # type: ignore[union-attr]
+    x = preprocessing.read("new.csv", labels=False).x  # type: ignore[union-attr]
+    assert x[0, 0] * column.std + column.mean == pytest.approx(1234)
+
+
+def test_what_spreadsheets_and_other_programs_write() -> None:
+    def read(text: str) -> dict[str, list[Any]]:
+        Path("t.csv").write_bytes(text.encode())
+        return {name: values.tolist() for name, values in csv_file.read_frame(Path("t.csv")).columns.items()}
+
+    plain = {"a": [1.0, 2.0], "b": ["x", "y"]}
+    assert read("a,b\n1,x\n2,y\n") == plain
+    assert read("sep=;\r\na;b\r\n1;x\r\n2;y\r\n") == plain
+    assert read("a,b,,\n1,x,,\n2,y,,\n") == plain, "empty columns at the right"
+    assert read('a, "b"\n1, "x"\n2, "y"\n') == plain
+    assert read("a,b\r1,x\r2,y\r") == plain
+    assert list(read('"a, in m, with, commas";b\n1;x\n2;y\n')) == ["a, in m, with, commas", "b"]
+    assert read("a,b\n1,x\u2028x\n2,y\x0c\n")["b"] == ["x\u2028x", "y"], "these end no line"
+    assert read('a,b\n1,"x\nx"\n2,y\n')["b"] == ["x\nx", "y"]
+    Path("t.csv").write_text(",a,label\n" + "".join(f"{k * 7 % 50},{k % 5},{k % 2}\n" for k in range(50)))
+    assert "ignored   left out: it has no name" in str(mlc.data.read_csv("t.csv")), "the index of a DataFrame"
+
+
+def test_dates() -> None:
+    times = [
+        "2026-01-01",
+        "2026-01-01T12:00:00Z",
+        "2026-01-01 12:00:00.25+02:00",
+        "2026-01-01 12:00-0530",
+        "2026-01-01T06",
+    ]
+    Path("t.csv").write_text("when,y\n" + "".join(f"{time},{k}.5\n" for k, time in enumerate(times)))
+    frame = csv_file.read_frame(Path("t.csv"))
+    column = learned(frame, "when", None, np.arange(5))
+    assert column.kind == "date"
+    hours = (column.numbers(frame)[0] * column.std + column.mean) % 1 * 24
+    np.testing.assert_allclose(hours, [0, 12, 10, 17.5, 6], atol=1e-4)
+    Path("t.csv").write_text(
+        "when,a,y\n" + "".join(f"{k:02}.{k % 12 + 1:02}.2026,{k % 5},{k % 7}.5\n" for k in range(1, 29)) * 2
+    )
+    assert "26 different texts in 45 samples, as '01.02.2026'; dates are read as 2026-11-16" in str(
+        mlc.data.read_csv("t.csv", "y")
+    )
 
 
 def test_parquet_is_read_as_csv_is() -> None:
@@ -128,7 +228,10 @@ def test_many_categories_are_embedded() -> None:
     assert preprocessing is not None
     new = preprocessing.read("new.csv", labels=False)
     assert new.x["city"].tolist() == [2, 0]
-    assert new.notes == ("city: 1 values that training has not seen",)
+    assert new.notes == ("city: 1 value that training has not seen",)
+    Path("holes.csv").write_text("size,city\n,city01\n4,city01\n")
+    holes = preprocessing.read("holes.csv", labels=False)
+    assert holes.notes == ("size: 1 missing, where training had every value: the mean is taken",)
     assert set(preprocessing.decode(trainer.predict(new))) <= {"0", "1", "2"}
 
 
@@ -197,6 +300,22 @@ def test_windows_of_a_series() -> None:
     assert everything.sample_names[-1] == "after line 31", "the last one is a forecast"
 
 
+def test_the_time_of_a_series() -> None:
+    days = np.datetime64("2026-01-01") + np.arange(40)
+    days[20:] += 9
+
+    def read(days: Any, **options: Any) -> mlc.data.Dataset:
+        Path("t.csv").write_text("day,v\n" + "".join(f"{day},{k % 7}\n" for k, day in enumerate(days)))
+        return mlc.data.read_csv("t.csv", "v", window=4, **options)
+
+    assert read(days).notes[-1] == "day: steps are 1 days mostly, 10 before line 22; windows count lines, not days"
+    assert "steps" not in str(read(days[:20]))
+    with pytest.raises(mlc.DataError, match="line 3: column 'day' goes back in time") as refused:
+        read(days[::-1])
+    assert "--column day=ignored" in refused.value.fix
+    assert read(days[::-1], kinds={"day": "ignored"}).shape == (4, 1)
+
+
 def test_text_in_pieces() -> None:
     Path("book.txt").write_text("abcab" * 40)
     data = mlc.data.text("book.txt", length=8)
@@ -209,5 +328,10 @@ def test_text_in_pieces() -> None:
     assert preprocessing.decode(preprocessing.encode("cab")) == "cab"  # type: ignore[union-attr]
     Path("book.txt").write_text("größer " * 40)
     raw = mlc.data.text("book.txt", length=8, level="byte").preprocessing
+    for encoding in ("utf-8-sig", "utf-16", "cp1252"):
+        Path("other.txt").write_bytes(("größer " * 40).encode(encoding))
+        same = mlc.data.text("other.txt", length=8, encoding="utf-8" if "utf" in encoding else encoding)
+        assert same.preprocessing.letters == " egrßö"  # type: ignore[union-attr]
+        assert len(same.preprocessing.read("other.txt")) == 34  # type: ignore[union-attr]
     assert raw.decode(raw.encode("größer")) == "größer"  # type: ignore[union-attr]
     assert raw.outputs == 256  # type: ignore[union-attr]

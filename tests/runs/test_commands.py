@@ -84,7 +84,9 @@ def test_the_best_is_one_of_several_on_the_same_data(
     assert said[-2:] == ["best val_r2 on houses: runs/0001-net", "best val_accuracy on digits: runs/0004-net"]
     call(capsys, "report", "1", "2"), call(capsys, "report", "2", "4", "--output", "same.html")
     assert "at best" not in Path("comparison.html").read_text(), "numbers that cannot be compared"
+    assert "their numbers say nothing about each other" in Path("comparison.html").read_text()
     assert "at best, 0004-net" in Path("same.html").read_text()
+    assert "say nothing about each other" not in Path("same.html").read_text()
 
 
 def test_comparing(folder: Path, capsys: Any) -> None:
@@ -93,6 +95,20 @@ def test_comparing(folder: Path, capsys: Any) -> None:
     assert "rate               0.01     0.001" in text
     assert "optimizer" not in text, "what is the same is left out"
     assert "9: there is no such run" in call(capsys, "runs", "1", "9", code=1)
+
+
+def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text in ('{"status": "finished", "best": {"val_loss": 0.5}}', "{", '{"best": {"val_loss": "low"}}'):
+        folder = Path("runs", f"000{len(list(Path('runs').glob('*'))) + 1}-net")
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(text)
+    assert main(["runs"]) == 0
+    listed = capsys.readouterr()
+    assert "0001-net" in listed.out
+    assert "left out: runs/0002-net/run.json: cannot be read" in listed.err
+    assert "left out: runs/0003-net/run.json: is not the record of a run" in listed.err
+    assert "0003-net/run.json: is not the record" in call(capsys, "runs", "1", "3", code=1)
 
 
 def test_nothing_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -62,6 +62,9 @@ def test_by_hand(tmp_path: Path) -> None:
         (2, 2, 1, 0.9),
         (3, 0, 2, 0.4),
     ]
+    assert (found.commonest, found.baseline) == ("a", 0.5)
+    assert found.remark == "always answering 'a' would be right for 50.0 %"
+    assert Evaluation(["a", "b"], [[8, 0], [1, 1]], []).remark == "", "half of the baseline's mistakes are gone"
     found.save(tmp_path / "evaluation.json")
     assert Evaluation.load(tmp_path / "evaluation.json") == found
     (tmp_path / "evaluation.json").write_text('{"classes": []}')

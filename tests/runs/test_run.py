@@ -13,7 +13,7 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute.cli import main
-from mlcompute.runs.folders import found_run, new_folder, run_folders
+from mlcompute.runs.folders import found_run, new_folder, run_folders, write_json
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
 Y = X[:, :3].argmax(axis=1)
@@ -116,6 +116,20 @@ def test_the_command_line_keeps_a_record(capsys: Any) -> None:
     assert again["seconds"] > record["seconds"]
 
 
+def test_what_is_refused_or_replaced_leaves_no_trace_in_the_record(capsys: Any) -> None:
+    assert main(["train", "tabular", "--epochs", "3", "--rate", "0.01"]) == 0
+    before = mlc.Run.read("runs/0001-tabular").facts
+    for refused in (["--set", "hidden=8"], ["--rate", "0.5"], ["--batch", "8"]):
+        assert main(["train", "tabular", "--epochs", "4", "--resume", *refused]) == 1
+        assert mlc.Run.read("runs/0001-tabular").facts == before
+    assert "was saved with learning rate 0.01, and goes on with it" in capsys.readouterr().err
+    again = ["train", "tabular", "--epochs", "1", "--rate", "1e-6", "--out", "runs/0001-tabular", "--overwrite"]
+    assert main(again) == 0
+    run = mlc.Run.read("runs/0001-tabular")
+    assert run.best["epoch"] == 1, "not the best epoch of the run that was replaced"
+    assert (run.parameters["rate"], run.facts["epochs"]) == (1e-6, 1)
+
+
 def test_which_run_is_meant() -> None:
     for name in ("a", "b"):
         mlc.Run(name).update(status="finished")
@@ -144,6 +158,13 @@ def test_a_folder_that_cannot_be_made() -> None:
     Path("runs").mkdir(mode=0o500)
     with pytest.raises(mlc.FileError, match="runs/net: cannot be made"):
         mlc.Run("net")
+
+
+def test_a_record_that_cannot_be_written_leaves_nothing_behind() -> None:
+    (Path("run") / "run.json").mkdir(parents=True)  # renaming the new file over it fails
+    with pytest.raises(mlc.FileError, match="could not be written"):
+        write_json(Path("run/run.json"), {})
+    assert os.listdir("run") == ["run.json"]
 
 
 def test_the_report_is_written_after_ctrl_c(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,7 @@ def test_halving_trains_the_best_longer(capsys: Any) -> None:
         (["net.py"], "nothing varies"),
         (["--vary", "rate=1"], "no model was given"),
         (["net.py", "--vary", "rate"], "--vary rate: is not of the form NAME=VALUES"),
+        (["net.py", "--vary", "rate=1", "--vary", "rate=2"], "--vary rate: is given more than once"),
         (["net.py", "--vary", "rate=2..1"], "--vary rate=2..1: no range"),
         (["net.py", "--vary", "rate=0..1:log"], "above 0 for :log"),
         (["net.py", "--vary", "epochs=1,2"], "a sweep decides about it itself"),

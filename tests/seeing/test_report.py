@@ -346,5 +346,5 @@ def test_the_headline_is_the_memory_of_a_step(tmp_path: Path) -> None:
     assert summary.device_memory == before < most == summary.passes_memory
     page = mlc.report(tmp_path / "report.html", model.training, history).read_text()
     assert f"<dt>device memory</dt><dd>{size(before)}</dd>" in page
-    assert f"{size(most)} where passes run one by one" in page
+    assert f"{size(most)} with separate passes" in page
     assert f"{size(most)} since passes were run one by one" in str(summary)

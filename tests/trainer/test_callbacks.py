@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,14 @@ def test_early_stopping_puts_the_best_weights_back(model: mlc.Trainer) -> None:
 def test_what_is_not_in_the_logs_is_named(model: mlc.Trainer) -> None:
     with pytest.raises(mlc.DataError, match=r"(?s)EarlyStopping: there is no 'val_loss' in the logs.*validation"):
         fit(model, mlc.callbacks.EarlyStopping())
+    fresh = trainer()
+    with pytest.raises(mlc.DataError, match="ReduceLROnPlateau: there is no 'val_loss' in the logs"):
+        fit(fresh, mlc.callbacks.ReduceLROnPlateau())
+    assert fresh.step == 0  # refused before the first epoch, and not after it
+    with pytest.raises(mlc.DataError, match="ModelCheckpoint: there is no 'val_loss' in the logs"):
+        fit(model, mlc.callbacks.ModelCheckpoint("best", save_best_only=True))
+    with pytest.raises(mlc.DataError, match="validation: the data has no labels"):
+        model.fit(*points(20), validation=points(20)[0], verbose=0)
     with pytest.raises(mlc.DataError, match="mode is 'least'"):
         mlc.callbacks.EarlyStopping(mode="least")
 
@@ -219,6 +228,13 @@ def test_csv(model: mlc.Trainer, tmp_path: Path) -> None:
     assert [float(row["loss"]) for row in rows[:2]] == history["loss"]
     fit(model, mlc.callbacks.CSVLogger(path, separator=";"), epochs=1)
     assert path.read_text().startswith("epoch;loss;accuracy;learning_rate\n")
+
+
+def test_a_log_that_cannot_be_written_says_which(model: mlc.Trainer, tmp_path: Path) -> None:
+    full = Path("/dev/full")  # Linux's device that has no space left
+    for path in (tmp_path, *([full] if full.exists() else [])):
+        with pytest.raises(mlc.FileError, match=f"CSVLogger: {re.escape(str(path))} could not be written"):
+            fit(model, mlc.callbacks.CSVLogger(path))
 
 
 def test_a_resumed_run_goes_on_where_its_log_was(tmp_path: Path) -> None:

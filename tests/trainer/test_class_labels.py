@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,3 +113,70 @@ def test_a_graph_with_a_loss_of_its_own() -> None:
     history = made.fit({"words": given}, {"following": (given * 7) % 30}, epochs=30, verbose=0)
     assert history["loss"][-1] < history["loss"][0] / 4
     assert history["accuracy"][-1] > 0.9
+
+
+def counted(batch: int, **options: Any) -> mlc.Trainer:
+    """Two losses of the same labels, which divide by what those count for."""
+    graph = mlc.Graph()
+    x, y = graph.input((batch, 6), "x"), graph.input((batch,), "y", data_type=mlc.DataType.INT64)
+    h = graph.dense(x, 4, weights=mlc.Tensor(shape=(4, 6), data=WEIGHTS), name="head")
+    rarity = mlc.Tensor(data=np.array([1, 2, 3, 0.5], np.float32))
+    graph.cross_entropy(h, y, ignore_index=-100, class_weights=rarity, name="one")
+    graph.cross_entropy(2 * h, y, ignore_index=-100, class_weights=rarity, name="two")
+    return mlc.Trainer(graph, optimizer="sgd", learning_rate=0.5, **options)
+
+
+def test_means_over_batches_count_labels_as_one_large_batch_does() -> None:
+    y = np.where(np.arange(40) % 16 < 9, -100, Y)  # batches of 8 have 0, 1, 7 or 8 that count
+    large, small = counted(32), counted(8)
+    data = {"x": X, "y": y}
+    assert small.evaluate(data)["loss"] == pytest.approx(counted(40).evaluate(data)["loss"], rel=1e-5)
+    expected = large.fit(data, epochs=2, shuffle=False, verbose=0)
+    found = small.fit(data, epochs=2, shuffle=False, accumulate=4, verbose=0)
+    for name in ("loss", "one", "two"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
+    np.testing.assert_allclose(small.copy_parameters()[0], large.copy_parameters()[0], rtol=1e-4, atol=1e-6)
+    ignored = {"x": X[:16], "y": np.full(16, -100)}
+    assert small.fit(ignored, accumulate=2, verbose=0)["loss"] == [0]
+    assert small.evaluate(ignored)["loss"] == 0
+
+
+def test_terms_that_divide_by_different_things_still_add_up() -> None:
+    def build(batch: int) -> mlc.Trainer:
+        graph = mlc.Graph()
+        x, y = graph.input((batch, 6), "x"), graph.input((batch,), "y", data_type=mlc.DataType.INT64)
+        h = graph.dense(x, 4, weights=mlc.Tensor(shape=(4, 6), data=WEIGHTS))
+        graph.cross_entropy(h, y, ignore_index=-100, name="classes")
+        graph.minimize(h**2, name="size")
+        return mlc.Trainer(graph, optimizer="sgd")
+
+    data = {"x": X, "y": np.where(np.arange(40) % 16 < 9, -100, Y)}
+    one, several = build(40).evaluate(data), build(8).evaluate(data)
+    assert several == {name: pytest.approx(value, rel=1e-5) for name, value in one.items()}
+    assert several["loss"] == pytest.approx(several["classes"] + several["size"], rel=1e-6)
+    with pytest.raises(mlc.GraphError, match=r"(?s)ignore labels or weigh classes, beside others.*another number"):
+        build(8).fit(data, accumulate=2, verbose=0)
+
+
+def test_gradients_that_cannot_be_accumulated() -> None:
+    graph = mlc.Graph()
+    words = graph.input((4, 7), "words", data_type=mlc.DataType.INT32)
+    graph.cross_entropy(graph.dense(graph.embedding(words[:, :-1], 9, 8), 9), words[:, 1:], ignore_index=0)
+    made, given = mlc.Trainer(graph), {"words": RNG.integers(0, 9, (8, 7))}
+    with pytest.raises(mlc.GraphError, match=r"(?s)where labels are computed in the graph.*sum"):
+        made.fit(given, accumulate=2, verbose=0)
+    made.fit(given, verbose=0)
+    root = mlc.Graph()
+    root.dense(root.input((8, 6), "x"), 4)
+    made = mlc.Trainer(root, loss=lambda y, t: ((y - t) ** 2).mean().sqrt())
+    with pytest.raises(mlc.GraphError, match="neither a sum nor a mean over the samples"):
+        made.fit(X, HOT, accumulate=2, verbose=0)
+
+
+def test_a_run_stopped_within_an_epoch_goes_on_counting_labels(tmp_path: Path) -> None:
+    data = {"x": X, "y": np.where(np.arange(40) % 16 < 9, -100, Y)}
+    saved = mlc.callbacks.ModelCheckpoint(tmp_path / "{epoch}", save_freq=3)
+    expected = counted(8).fit(data, epochs=1, shuffle=False, callbacks=[saved], verbose=0)
+    again = mlc.callbacks.ModelCheckpoint(tmp_path / "again", save_freq=3)
+    found = counted(8).fit(data, shuffle=False, callbacks=[again], resume=tmp_path / "1", verbose=0)
+    assert found == expected

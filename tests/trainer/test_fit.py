@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import mlcompute as mlc
-from mlcompute.trainer.shuffling import order_of
+from mlcompute.trainer.data import order_of
 from tests.trainer.nets import assert_same, classifier, everything, points, trainer
 
 
@@ -292,7 +293,8 @@ REFUSALS: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
     "a number": (3.0, np.zeros(9), {}, mlc.DataError, "a single number"),
     "no labels": (np.zeros((9, 4)), None, {}, mlc.DataError, "labels"),
     "batch size": (*points(9), {"batch_size": 64}, mlc.ShapeError, r"(?s)built for 16.*accumulate=4"),
-    "epochs": (*points(9), {"epochs": 0}, mlc.ShapeError, "epochs is 0"),
+    "epochs": (*points(9), {"epochs": -1}, mlc.DataError, "epochs is -1"),
+    "steps": (*points(9), {"steps_per_epoch": 0}, mlc.DataError, "steps_per_epoch is 0"),
     "seed": (*points(9), {"shuffle_seed": "a"}, TypeError, "shuffle_seed must be a whole number"),
     "callbacks": (*points(9), {"callbacks": [print]}, TypeError, "callbacks must be Callbacks"),
     "verbose": (*points(9), {"verbose": 3}, mlc.DataError, "verbose is 3"),
@@ -312,6 +314,22 @@ def test_refusals_change_nothing(name: str, model: mlc.Trainer) -> None:
     with pytest.raises(error, match=message):
         model.fit(x, y, **{"verbose": 0, **options})
     assert_same(everything(model), before)
+
+
+def test_no_epochs_train_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As in Keras: callbacks hear of the beginning and the end, and the history is empty."""
+    model = trainer()
+    before = model.copy_weights()
+    callbacks = [
+        mlc.callbacks.EarlyStopping(restore_best_weights=True),
+        mlc.callbacks.ExponentialMovingAverage(0.9),
+        mlc.callbacks.LearningRateScheduler(mlc.schedules.OneCycle(0.1)),
+        mlc.callbacks.CSVLogger(tmp_path / "log.csv"),
+    ]
+    history = model.fit(*points(40), epochs=0, validation_split=0.2, callbacks=callbacks)
+    assert (history.epochs, history.history, model.step) == ([], {}, 0)
+    assert all(np.array_equal(one, two) for one, two in zip(before, model.copy_weights(), strict=True))
+    assert capsys.readouterr().out == ""
 
 
 def test_trainers_that_cannot_be_made() -> None:

@@ -64,6 +64,22 @@ def test_balanced_classes_and_validation_without_weights() -> None:
     assert history["val_loss"][-1] == pytest.approx(plain, rel=1e-5)
 
 
+def test_balanced_classes_beside_ignored_labels() -> None:
+    """Labels that count nowhere make no class rarer."""
+    known = np.where(np.arange(70) % 3 == 0, -100, Y)
+    counts = np.bincount(known[known >= 0])
+    balanced = dict(enumerate(counts.sum() / (3 * counts)))
+
+    def loss_of(class_weight: Any) -> list[float]:
+        mlc.Platform.set_rng_seed_to(0)
+        graph = mlc.Graph()
+        graph.dense(graph.input((16, X.shape[1]), "x"), 3)
+        loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, ignore_index=-100)
+        return mlc.Trainer(graph, loss=loss).fit(X, known, class_weight=class_weight, verbose=0)["loss"]
+
+    assert loss_of("balanced") == loss_of(balanced) != loss_of(None)
+
+
 def test_class_weights_of_steps_and_of_yes_and_no() -> None:
     graph = mlc.Graph()
     graph.dense(graph.input((8, 5, 4), "x"), 3)
@@ -89,6 +105,7 @@ def test_class_weights_that_cannot_be() -> None:
         ([1, 2], "has 2 entries"),
         ("heavy", "class_weight is 'heavy'"),
         ({0: -1.0}, "class_weight of class 0 is -1.0"),
+        ({"cat": 1.0}, "class_weight names no output and no class: 'cat'"),
     ):
         with pytest.raises(mlc.DataError, match=message):
             trainer().fit(X, Y, class_weight=weights)

@@ -18,12 +18,12 @@ TAGS = [RNG.integers(0, 3, length) for length in LENGTHS]
 CLASSES = RNG.integers(0, 3, len(X))
 
 
-def tagger(**options: Any) -> mlc.Trainer:
+def tagger(ignore_index: int | None = None, **options: Any) -> mlc.Trainer:
     """A class for every step."""
     mlc.Platform.set_rng_seed_to(0)
     graph = mlc.Graph()
     graph.dense(graph.lstm(graph.input((4, 5, 4), "x", varies=[1]), 6), 3)
-    loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, class_axis=-1)
+    loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, class_axis=-1, ignore_index=ignore_index)
     return mlc.Trainer(graph, loss=loss, learning_rate=0.02, **options)
 
 
@@ -50,6 +50,21 @@ def test_lists_of_samples() -> None:
     per_sample = [np.mean(p.argmax(-1) == t) for p, t in zip(predictions, TAGS, strict=True)]
     assert scores["accuracy"] == pytest.approx(np.mean(per_sample))
     assert right.mean() > 0.5
+
+
+def test_metrics_and_losses_of_padded_samples_do_not_depend_on_the_padding() -> None:
+    """Every step that is no padding counts once, however long the samples of its batch are."""
+    model = tagger(-100, metrics=["accuracy", "perplexity"])
+    given = [np.pad(tags.astype(int), (0, 3 * (k % 2)), constant_values=-100) for k, tags in enumerate(TAGS)]
+    x = [np.pad(one, ((0, 3 * (k % 2)), (0, 0))) for k, one in enumerate(X)]
+    scores = model.evaluate(x, given)
+    predictions = [one[: len(tags)].astype(np.float64) for one, tags in zip(model.predict(x), TAGS, strict=True)]
+    right = np.concatenate([p.argmax(-1) == t for p, t in zip(predictions, TAGS, strict=True)])
+    logs = np.concatenate([p - np.log(np.exp(p).sum(-1, keepdims=True)) for p in predictions])
+    mean = -logs[np.arange(len(logs)), np.concatenate(TAGS).astype(int)].mean()
+    assert scores["accuracy"] == pytest.approx(right.mean())
+    assert scores["loss"] == pytest.approx(mean, rel=1e-5)
+    assert scores["perplexity"] == pytest.approx(np.exp(mean), rel=1e-5)
 
 
 def test_a_class_for_every_sequence() -> None:

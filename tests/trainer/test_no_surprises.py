@@ -360,6 +360,28 @@ def test_a_sigmoid_before_a_loss_that_has_its_own_is_warned_about(device: mlc.De
         tagger(device, "sigmoid_cross_entropy", "sigmoid")
 
 
+def test_a_graph_that_grows_behind_the_trainer_is_refused(device: mlc.Device) -> None:
+    graph = mlc.Graph()
+    scores = graph.dense(graph.input((16, 4), "x"), 3)
+    first = mlc.Trainer(graph, loss="softmax_cross_entropy", device=device)
+    first.fit(X, Y, verbose=0)
+    graph.dense(scores, 3)
+    for use in (lambda: first.fit(X, Y, verbose=0), lambda: first.evaluate(X, Y)):
+        with pytest.raises(mlc.GraphError, match="layers were added to the graph since the trainer was made"):
+            use()
+    mlc.Trainer(graph, loss="softmax_cross_entropy", device=device).fit(X, Y, verbose=0)
+
+
+def test_a_choice_of_one_class_is_warned_about(device: mlc.Device) -> None:
+    """One output, yes or no, and a loss over classes: the softmax of one number is 1."""
+    graph = mlc.Graph()
+    graph.dense(graph.input((16, 4), "x"), 1)
+    with pytest.warns(
+        UserWarning, match=r"has one: the loss is always 0, and nothing is learned.*sigmoid cross entropy"
+    ):
+        mlc.Trainer(graph, loss="softmax_cross_entropy", device=device)
+
+
 @pytest.mark.parametrize("loss", ["sigmoid_cross_entropy", "log", "categorical_cross_entropy"])
 def test_labels_a_cross_entropy_cannot_reach(loss: str, device: mlc.Device) -> None:
     model = tagger(device, loss, {"log": "sigmoid", "categorical_cross_entropy": "softmax"}.get(loss))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import pickle
@@ -14,6 +15,7 @@ import textwrap
 import threading
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +294,37 @@ def test_a_graph_that_does_not_fit_leaves_the_callbacks_alone(tmp_path: Path) ->
     with pytest.raises(mlc.Error, match="norm"):
         trainer(norm=True).fit(x, y, callbacks=[remembers], resume=tmp_path / "run", verbose=0)
     assert remembers.value == 0
+    assert not hasattr(remembers, "trainer"), "no log is opened, no record is written"
+
+
+def test_a_file_of_other_data_is_refused(tmp_path: Path) -> None:
+    def fit(classes: Sequence[str], shift: float = 0.0, source: str = "here", **options: Any) -> mlc.Trainer:
+        columns = {"a": np.arange(40) * 0.5 % 7 + shift, "label": list(classes) * 20}
+        data = mlc.data.table(columns, "label")
+        data = dataclasses.replace(data, preprocessing=dataclasses.replace(data.preprocessing, source=source))
+        graph = mlc.Graph()
+        graph.dense(data.input(graph, 8), 2)
+        model = mlc.Trainer(graph, loss=data.loss, metrics=data.metrics)
+        model.fit(data, verbose=0, **options)
+        return model
+
+    fit(("cat", "dog")).save(tmp_path / "run")
+    fit(("cat", "dog"), source="elsewhere", epochs=2, resume=tmp_path / "run")
+    with pytest.raises(mlc.DataError, match="saved with other data: its target classes 1 was 'dog', now it is 'owl'"):
+        fit(("cat", "owl"), epochs=2, resume=tmp_path / "run")
+    with pytest.raises(mlc.DataError, match="saved with other data: its columns 0 mean was"):
+        fit(("cat", "dog"), 1.0, epochs=2, resume=tmp_path / "run")
+
+
+def test_a_rate_that_is_not_used_is_said(tmp_path: Path, capsys: Any) -> None:
+    x, y = points()
+    model = trainer()
+    model.fit(x, y, verbose=0)
+    model.save(tmp_path / "run")
+    other = trainer()
+    other.learning_rate = 0.25
+    other.fit(x, y, epochs=2, resume=tmp_path / "run", verbose=2)
+    assert f"the learning rate is {model.learning_rate:g} as in {tmp_path / 'run'}, not 0.25" in capsys.readouterr().out
 
 
 def test_what_may_change_the_numbers_is_said(tmp_path: Path, capsys: Any) -> None:

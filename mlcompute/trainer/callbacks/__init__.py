@@ -1,4 +1,4 @@
-"""Callbacks: what else happens while training. Names are Keras's where the meaning is Keras's."""
+"""Callbacks with Keras's names: stopping, checkpoints, logging, learning rates."""
 
 from mlcompute.trainer.callbacks.averaging import ExponentialMovingAverage
 from mlcompute.trainer.callbacks.callback import Callback, Logs

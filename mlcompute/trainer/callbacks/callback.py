@@ -1,4 +1,4 @@
-"""What every callback is: hooks with Keras's names, and state that checkpoints keep."""
+"""Callback: hooks with Keras's names, and state that checkpoints keep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Logs = Mapping[str, float]
 
 
 class Callback:
-    """Override what you need; the rest costs nothing. `self.trainer` is set when training begins.
+    """Base class of callbacks: override the methods you need. `self.trainer` is set when training begins.
 
     Steps are queued a few at a time; a callback that overrides `on_train_batch_end` makes every step wait for its
     end, so that weights and logs are those of that step.
@@ -30,7 +30,7 @@ class Callback:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in plain.items())})"
 
     def on_train_begin(self, logs: Logs) -> None:
-        """Training begins: forget what an earlier run left. On resume, `restore` follows."""
+        """Training begins: reset the state of an earlier run. On resume, `restore` follows."""
 
     def on_train_end(self, logs: Logs) -> None:
         """Training is over; not called when it was interrupted or failed."""
@@ -58,9 +58,9 @@ class Callback:
         return False
 
     def on_gradients(self, step: int, gradients: Mapping[Tensor, Array]) -> None:
-        """The gradients of a step, by parameter; `self.trainer.parameter_names` has their names.
+        """Called with the gradients of a step, by parameter; `self.trainer.parameter_names` has their names.
 
-        To look at: the step is over and the arrays are read-only. To change gradients, clip them with the optimizer
+        The step is over and the arrays are read-only. To change gradients, clip them with the optimizer
         (OptimizerDescriptor.applies_gradient_clipping), or run the passes one by one with `self.trainer.training`.
         """
 
@@ -73,7 +73,7 @@ class Callback:
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave when the checkpoint was saved."""
+        """Restore what `state` returned when the checkpoint was saved."""
 
 
 #: Hooks of other libraries that are never called here, and what is called instead.

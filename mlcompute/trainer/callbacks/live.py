@@ -1,4 +1,4 @@
-"""Looking on in a browser while training."""
+"""The live report in the browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing what happens to files: CSV, and TensorBoard's event files."""
+"""Logs of training in files: CSV, and TensorBoard's event files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlcompute.errors import DataError
+from mlcompute.errors import DataError, FileError
 from mlcompute.ops.bfloat16 import computed
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.callbacks.callback import Callback, Logs
@@ -34,6 +34,15 @@ class CSVLogger(Callback):
         self._columns, self._continues, self._lines = [], self.append, 0
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        try:
+            self._write(epoch, logs)
+        except OSError as error:
+            raise FileError(
+                f"CSVLogger: {self.filename} could not be written: {error.strerror or error}",
+                fix="free space, or choose another folder; what was trained is kept",
+            ) from error
+
+    def _write(self, epoch: int, logs: Logs) -> None:
         continues = self._continues and self.filename.exists() and self.filename.stat().st_size > 0
         if continues and not self._columns:
             with open(self.filename, newline="", encoding="utf-8") as file:

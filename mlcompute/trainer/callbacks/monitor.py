@@ -6,13 +6,13 @@ import difflib
 import math
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from mlcompute.errors import DataError
-from mlcompute.layers.arguments import whole
+from mlcompute.layers.arguments import number_of
 from mlcompute.trainer.callbacks.callback import Callback, Logs
 from mlcompute.trainer.rates import rates_of, set_rates
 
@@ -57,11 +57,7 @@ class Monitor(Callback):
     def watched(self, logs: Logs) -> float:
         """The number; an error when there is none of that name."""
         if self.monitor not in logs:
-            raise DataError(
-                f"{type(self).__name__}: there is no {self.monitor!r} in the logs",
-                expected=", ".join(logs),
-                fix="give validation data to fit, or monitor another number",
-            )
+            raise _not_in_the_logs(self, expected=", ".join(logs))
         return float(logs[self.monitor])
 
     @property
@@ -72,6 +68,25 @@ class Monitor(Callback):
     def is_better(self, value: float) -> bool:
         """Is it better than the best so far, by at least min_delta? The best is not changed."""
         return bool(self._better(value - self._sign * self.min_delta, self.best))
+
+
+def expect_no_validation(callbacks: Sequence[Callback]) -> None:
+    """Refuse callbacks that would look in vain for a number of a validation: before the first epoch, not after it."""
+    if not all(type(one).__module__.startswith("mlcompute.") for one in callbacks):
+        return  # others may put numbers into the logs
+    for one in callbacks:
+        if isinstance(one, ModelCheckpoint) and not one.save_best_only:
+            continue
+        if isinstance(one, Monitor) and one.watches_validation:
+            raise _not_in_the_logs(one)
+
+
+def _not_in_the_logs(callback: Monitor, **facts: str) -> DataError:
+    return DataError(
+        f"{type(callback).__name__}: there is no {callback.monitor!r} in the logs",
+        fix="give validation data to fit, or monitor another number",
+        **facts,
+    )
 
 
 class EarlyStopping(Monitor):
@@ -94,7 +109,7 @@ class EarlyStopping(Monitor):
         start_from_epoch: int = 0,
     ) -> None:
         super().__init__(monitor, mode, min_delta)
-        self.patience = whole("EarlyStopping", "patience", patience)
+        self.patience = number_of("EarlyStopping", "patience", patience)
         self.baseline, self.start_from_epoch = baseline, start_from_epoch
         self.restore_best_weights = restore_best_weights
         self._forget()
@@ -167,7 +182,7 @@ class ReduceLROnPlateau(Monitor):
         super().__init__(monitor, mode, min_delta)
         if not 0 <= factor < 1:
             raise DataError(f"ReduceLROnPlateau: factor is {factor}", expected="0 <= factor < 1")
-        self.patience = whole("ReduceLROnPlateau", "patience", patience)
+        self.patience = number_of("ReduceLROnPlateau", "patience", patience)
         self.factor, self.cooldown, self.min_lr = factor, cooldown, min_lr
         self.wait = self.cooling = 0
 

@@ -1,4 +1,4 @@
-"""Stopping on NaN, and saying which layer it came from."""
+"""Stopping on NaN, with the layer it came from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from mlcompute import debug
 from mlcompute.errors import ExecutionError
-from mlcompute.layers.arguments import whole
+from mlcompute.layers.arguments import number_of
 from mlcompute.trainer.callbacks.callback import Callback, Logs
 from mlcompute.trainer.data import Batch
 from mlcompute.trainer.rates import Rates, rates_of, set_rates
@@ -31,12 +31,12 @@ class NaNError(ExecutionError):
 
 
 class TerminateOnNaN(Callback):
-    """Stop when the loss becomes NaN or infinite, within the step, and name the first layer that went bad.
+    """Stop when the loss becomes NaN or infinite, and name the first layer with a bad value.
 
-    Bad parameters show in the next loss only, so the step to blame may lie before the one that shows it. A copy of
-    weights and state is taken every `every` steps and their data remembered; when the loss goes bad, training goes
-    back to the copy and repeats the steps, which gives the same bits, looking at all numbers. The weights are left
-    as they were before the bad step.
+    The bad step may be earlier than the one that shows it, since bad parameters change the next loss only. So weights
+    and state are copied every `every` steps, and the data since then is kept. When the loss becomes bad, training
+    returns to the copy and repeats the steps, bitwise the same, checking all values. The weights stay as they were
+    before the bad step.
 
     raises  True: fit raises NaNError; False: fit returns, `history.stopped` says "TerminateOnNaN", and `error` is
             kept here
@@ -45,7 +45,7 @@ class TerminateOnNaN(Callback):
     runs_on_every_process: ClassVar[bool] = True
 
     def __init__(self, every: int = 16, *, raises: bool = True) -> None:
-        self.every = whole("TerminateOnNaN", "every", every, 1)
+        self.every = number_of("TerminateOnNaN", "every", every, 1)
         self.raises = raises
         self.error: NaNError | None = None
         self._copy: Snapshot | None = None

@@ -1,4 +1,4 @@
-"""The learning rate while training."""
+"""Learning rate schedules and ReduceLROnPlateau."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Services that keep track of experiments: Weights & Biases, MLflow, and Optuna's pruning.
+"""Experiment tracking: Weights & Biases, MLflow, and Optuna's pruning.
 
 Each is imported when its callback is made.
 """

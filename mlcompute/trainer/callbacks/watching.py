@@ -1,4 +1,4 @@
-"""Looking at gradients while training."""
+"""Recording gradient norms while training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from mlcompute.layers.arguments import whole
+from mlcompute.layers.arguments import number_of
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.callbacks.callback import Callback
 from mlcompute.trainer.history import Curve
@@ -25,7 +25,7 @@ class GradientWatch(Callback):
     runs_on_every_process: ClassVar[bool] = True
 
     def __init__(self, every: int = 100) -> None:
-        self.every = whole("GradientWatch", "every", every, 1)
+        self.every = number_of("GradientWatch", "every", every, 1)
 
     def wants_gradients(self, step: int) -> bool:
         return step % self.every == 0

@@ -1,4 +1,4 @@
-"""Metrics: how good predictions are, exact over all samples of an epoch whatever the batches.
+"""Metrics, computed over all samples of an epoch whatever the batches.
 
 metric.py    what a metric is, and what those about classes share
 accuracy.py  accuracies        classification.py  precision, recall, F1, IoU, confusion matrix

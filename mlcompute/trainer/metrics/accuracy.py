@@ -1,4 +1,4 @@
-"""Accuracies: the share of right answers."""
+"""Accuracies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mlcompute.layers.arguments import whole
+from mlcompute.layers.arguments import number_of
 from mlcompute.trainer.metrics.metric import Array, ClassMetric, Outputs
 
 
@@ -42,7 +42,7 @@ class TopKAccuracy(ClassMetric):
     def __init__(
         self, k: int = 5, name: str = "", class_axis: int | None = None, ignore_index: int | None = None
     ) -> None:
-        self.k = whole("TopKAccuracy", "k", k, 1)
+        self.k = number_of("TopKAccuracy", "k", k, 1)
         super().__init__(name or f"top_{k}_accuracy", class_axis, False, ignore_index=ignore_index)
 
     def set_up(self, outputs: Outputs) -> None:

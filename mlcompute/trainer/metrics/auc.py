@@ -1,4 +1,4 @@
-"""Areas under curves: how well scores put the right samples before the others, whatever the threshold."""
+"""Areas under ROC and precision-recall curves."""
 
 from __future__ import annotations
 

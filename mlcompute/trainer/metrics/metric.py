@@ -1,4 +1,4 @@
-"""What a metric is: it is shown batch after batch, and says a number about all samples together."""
+"""Metric: gets batch after batch, and gives a number over all samples."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class Metric:
         self.reset()
 
     def set_up(self, outputs: Outputs) -> None:
-        """A trainer takes the metric: settle what it leaves to the loss."""
+        """Called when a Trainer gets the metric: choose the settings that depend on the loss."""
 
     def values(self, prediction: Array, labels: Array) -> Any:
         """One number per sample (n,), or one number for the whole batch; or a pair of these and of their weights."""
         raise TypeError(f"metric '{self.name}': {type(self).__name__} needs values(prediction, labels), or an update")
 
     def reset(self) -> None:
-        """Forget everything: an epoch begins."""
+        """Reset all counts at the beginning of an epoch."""
         self.total, self.count = 0.0, 0.0
 
     def update(self, prediction: Array, labels: Array) -> None:
@@ -98,7 +98,7 @@ class Metric:
         return {"total": self.total, "count": self.count}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Restore what `state` returned."""
         self.total, self.count = float(state["total"]), float(state["count"])
 
     def __repr__(self) -> str:
@@ -208,8 +208,6 @@ class ClassMetric(Metric):
             )
         right = labels.reshape(places)
         counted = None if self.ignore_index is None else right != self.ignore_index
-        if counted is not None and counted.all():
-            counted = None
         looked_at = right if counted is None else right[counted]
         if looked_at.size and not 0 <= int(looked_at.min()) <= int(looked_at.max()) < classes:
             raise DataError(
@@ -221,13 +219,13 @@ class ClassMetric(Metric):
 
     @staticmethod
     def per_sample(right: Array, counted: Array | None) -> Any:
-        """The mean of (n, ...) within each sample, and a weight per sample where some places do not count."""
+        """The mean of (n, ...) within each sample, and how many places of it count, where some do not."""
         rows = right.reshape(len(right), -1)
         if counted is None:
             return right if right.ndim == 1 else rows.mean(axis=1)
         seen = counted.reshape(rows.shape)
         many = seen.sum(axis=1)
-        return (rows & seen).sum(axis=1) / np.maximum(many, 1), many / rows.shape[1]
+        return (rows & seen).sum(axis=1) / np.maximum(many, 1), many.astype(np.float64)
 
 
 def probabilities(logits: Array, *, over_classes: bool) -> Array:

@@ -51,7 +51,7 @@ class Perplexity(ClassMetric):
             return rows.mean(axis=1)
         seen = counted.reshape(rows.shape)
         many = seen.sum(axis=1)
-        return np.where(seen, rows, 0).sum(axis=1) / np.maximum(many, 1), many / rows.shape[1]
+        return np.where(seen, rows, 0).sum(axis=1) / np.maximum(many, 1), many.astype(np.float64)
 
     def result(self) -> float:
         mean = super().result()
