@@ -189,7 +189,7 @@ class Device:
 
     @property
     def memory_use(self) -> list[DeviceMemory]:
-        """What is taken of the GPUs' memory, and for what: one for each of `gpu_devices`; empty on the CPU."""
+        """How much memory of each GPU is used, and for what: one entry for each of `gpu_devices`; empty on the CPU."""
         return [found for engine in self._engines if (found := engine.memory()) is not None]
 
     def __copy__(self) -> Device:

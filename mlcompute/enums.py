@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mlcompute.foreign_names import respelled
 
-class _Described(enum.IntEnum):
+
+class _Spelled(enum.EnumMeta):
+    """Enumerations that say how a value is spelled here: PaddingPolicy.same is SAME."""
+
+    if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+
+        def __getattr__(cls, name: str) -> object:
+            members = vars(cls).get("_member_map_", {})
+            if name in members:  # Python 3.10 finds members in this way
+                return members[name]
+            sized = "USE_PADDING_SIZE and padding_sizes=(y, x)" if (cls.__name__, name) == _SIZED else ""
+            found = sized or respelled(name, members)
+            raise AttributeError(f"{cls.__name__} has no value {name!r}{found and f': use {found}'}")
+
+
+#: Swift's PaddingPolicy.sized(y:x:).
+_SIZED = "PaddingPolicy", "sized"
+
+
+class _Described(enum.IntEnum, metaclass=_Spelled):
     """An enumeration whose values have the readable names ML Compute prints for them."""
 
     @property
@@ -19,7 +40,7 @@ class _Described(enum.IntEnum):
         return own.get(self.name, self.name.replace("_", " ").title())
 
 
-class DataType(enum.IntEnum):
+class DataType(enum.IntEnum, metaclass=_Spelled):
     """Element type of a tensor."""
 
     INVALID = 0
@@ -49,7 +70,7 @@ class DataType(enum.IntEnum):
         return self in (DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16)
 
 
-class RandomInitializerType(enum.IntEnum):
+class RandomInitializerType(enum.IntEnum, metaclass=_Spelled):
     """Distribution random tensor data is drawn from."""
 
     INVALID = 0
@@ -59,7 +80,7 @@ class RandomInitializerType(enum.IntEnum):
     COUNT = 4
 
 
-class DeviceType(enum.IntEnum):
+class DeviceType(enum.IntEnum, metaclass=_Spelled):
     """Where a graph may run."""
 
     CPU = 0
@@ -69,7 +90,7 @@ class DeviceType(enum.IntEnum):
     COUNT = 4
 
 
-class GraphCompilationOptions(enum.IntFlag):
+class GraphCompilationOptions(enum.IntFlag, metaclass=_Spelled):
     """Bit set for `compile`.
 
     DEFER_SINGLE_PASSES (not in ML Compute): passes run one by one are built when the first of them is called, not by
@@ -84,7 +105,7 @@ class GraphCompilationOptions(enum.IntFlag):
     DEFER_SINGLE_PASSES = 0x10000
 
 
-class ExecutionOptions(enum.IntFlag):
+class ExecutionOptions(enum.IntFlag, metaclass=_Spelled):
     """Bit set for the `execute` family."""
 
     NONE = 0x0
@@ -179,7 +200,7 @@ class ActivationType(_Described):
 
 
 class ConvolutionType(_Described):
-    """How a convolution joins channels."""
+    """How a convolution combines channels."""
 
     STANDARD = 0
     TRANSPOSED = 1
@@ -204,7 +225,7 @@ class PaddingType(_Described):
 
 
 class PoolingType(_Described):
-    """How `PoolingLayer` joins a window."""
+    """How `PoolingLayer` reduces a window to one number."""
 
     MAX = 1
     AVERAGE = 2
@@ -213,7 +234,7 @@ class PoolingType(_Described):
 
 
 class ReductionType(_Described):
-    """How `ReductionLayer`, losses and scatter join elements."""
+    """How `ReductionLayer`, losses and scatter combine elements."""
 
     NONE = 0
     SUM = 1
@@ -228,7 +249,7 @@ class ReductionType(_Described):
     COUNT = 10
 
 
-class RegularizationType(enum.IntEnum):
+class RegularizationType(enum.IntEnum, metaclass=_Spelled):
     """Penalty an optimizer adds to the gradient."""
 
     NONE = 0
@@ -251,7 +272,7 @@ class SoftmaxOperation(_Described):
 
 
 class LSTMResultMode(_Described):
-    """What an LSTM layer answers."""
+    """What an LSTM layer returns."""
 
     OUTPUT = 0
     OUTPUT_AND_STATES = 1

@@ -52,7 +52,7 @@ class DataError(Error, ValueError):
 
 
 class GraphError(Error, ValueError):
-    """Layers and tensors are joined in a way that has no meaning."""
+    """Layers and tensors are connected in an invalid way."""
 
 
 class CompileError(Error, ValueError):
@@ -116,6 +116,8 @@ def where_to_look(path: str | os.PathLike[str]) -> dict[str, str]:
     where = folder
     try:
         where = os.path.abspath(folder)
+        if os.path.islink(path):
+            return {"where": where, "fix": f"it is a link to {os.path.realpath(path)}, which does not exist"}
         names = sorted(os.listdir(where), key=lambda one: one.endswith(ending))
     except FileNotFoundError:  # the working directory may be gone, too
         return {"where": f"{where or 'the working directory'}, which does not exist either", "fix": "check the path"}

@@ -1,7 +1,8 @@
-"""Names from PyTorch and Keras, answered with the name here. None becomes an alias: there is one name for a thing.
+"""Names from PyTorch, Keras and ML Compute's Swift and Objective-C: errors that give the name here. None is an alias.
 
 graph.convolution(x, 8, kernel_size=3)    TypeError: ... use kernel=
 mlc.Adam                                  AttributeError: ... use mlc.AdamOptimizer(learning_rate=...)
+tensor.tensorID, optimizer.learningRate = 0.1    AttributeError: ... use tensor_id, use learning_rate
 Trainer(graph, loss="sparse_categorical_crossentropy")    DataError: ... fix  say 'softmax_cross_entropy' ...
 """
 
@@ -83,6 +84,7 @@ KEYWORDS: dict[str, str | tuple[str, ...]] = {
     "start_dim": ("first",),
     "strides": ("stride",),
     "trainable": ("updates",),
+    "type": ("activation_type", "convolution_type", "loss_type", "pooling_type"),
     "unbiased": ("correction",),
     "units": ("outputs", "hidden"),
     "use_bias": ("biases",),
@@ -401,14 +403,46 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")
 
 
-def advice_for_attribute(name: str, table: Mapping[str, str] = ATTRIBUTES) -> str:
-    """How an AttributeError goes on; empty where nobody knows what was meant."""
-    found = table.get(name, "")
+def advice_for_attribute(name: str, table: Mapping[str, str] = ATTRIBUTES, owner: object = None) -> str:
+    """How an AttributeError goes on; empty where nobody knows what was meant.
+
+    owner  the class whose attribute it would be
+    """
+    is_public = owner is not None and not name.startswith("_")
+    found = table.get(name, "") or (respelled(name, dir(owner)) if is_public else "")
     if not found and table is ATTRIBUTES:
-        found = _method(name)
+        found = _apples(name) or _method(name)
     if not found and (table is ATTRIBUTES or table is TENSOR_ATTRIBUTES):
         found = _layer(name)
     return f": use {found}" if found else ""
+
+
+def respelled(name: str, known: Iterable[str]) -> str:
+    """The one of the names that is spelled like this in Swift: learning_rate for learningRate; else empty."""
+    plain = name.replace("_", "").lower()
+    found = (one for one in known if one != name and one.replace("_", "").lower() == plain)
+    return next(found, "") if plain and not name.startswith("_") else ""
+
+
+def _apples(name: str) -> str:
+    """mlc.MLCTensor, mlc.MLCDataTypeFloat32."""
+    if not name.startswith("MLC"):
+        return ""
+    import mlcompute
+
+    here = f"mlc.{name[3:]}, or " if name[3:] in mlcompute.__all__ else ""
+    return f"{here}mlcompute.objc, which has the names of Objective-C"
+
+
+def expect_attribute(owner: object, name: str, known: Iterable[str] = ()) -> None:
+    """Refuse to set a public attribute that an object of ours does not have: nobody would ever read it."""
+    kind = type(owner)
+    if name in known or hasattr(kind, name) or not kind.__module__.startswith("mlcompute."):
+        return
+    settable = [*known, *dir(kind)]
+    meant = KEYWORDS.get(name, ())
+    found = respelled(name, settable) or next((one for one in meant if one in settable), "")
+    raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}{found and f': use {found}'}")
 
 
 def _method(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Graph: layers and the tensors that join them. A description; it knows no device and computes nothing."""
+"""Graph: layers and the tensors that connect them. A description; it computes nothing."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from mlcompute.devices.foreign_array import is_on_gpu
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, GraphError, ShapeError
 from mlcompute.foreign_names import GRAPH_ATTRIBUTES, advice_for_attribute
+from mlcompute.layers.arguments import listed, named
 from mlcompute.layers.concatenation import ConcatenationLayer
 from mlcompute.layers.indexing import GatherLayer, ScatterLayer
 from mlcompute.layers.layer import Layer
@@ -163,7 +164,7 @@ class Graph:
     if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 
         def __getattr__(self, name: str) -> Any:
-            advice = advice_for_attribute(name, GRAPH_ATTRIBUTES)
+            advice = advice_for_attribute(name, GRAPH_ATTRIBUTES, type(self))
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
 
     @classmethod
@@ -204,7 +205,7 @@ class Graph:
 
     @property
     def input_tensors(self) -> list[Tensor]:
-        """What has to be fed: the tensors `input` made, and whatever else the layers read that nobody computes."""
+        """The tensors to feed: those made by `input`, and others that layers read and no layer computes."""
         nodes = self.nodes
         computed = {result for node in nodes for result in node.results}
         read = (tensor for node in nodes for tensor in (*node.sources, *node.labels))
@@ -243,8 +244,9 @@ class Graph:
         loss_labels     for a loss layer: the tensors its labels are fed to
         """
         if not isinstance(layer, Layer):
-            raise TypeError(f"{self._who}.node: layer must be a Layer, not {type(layer).__name__}")
-        labels = list(loss_labels) if loss_labels else ()
+            advice = f": call it, {layer.__name__}(...)" if callable(layer) and hasattr(layer, "__name__") else ""
+            raise TypeError(f"{self._who}.node: layer must be a Layer, not {type(layer).__name__}{advice}")
+        labels = () if loss_labels is None else self._tensors(layer, "loss_labels", loss_labels)
         return self._add(layer, self._listed(layer, source, sources), labels, not disable_update)[0]
 
     @property
@@ -254,12 +256,17 @@ class Graph:
     def _listed(self, layer: Layer, source: Tensor | None, sources: Sequence[Tensor] | None) -> list[Tensor]:
         if (source is None) == (sources is None):
             raise GraphError(f"{layer.who}: give exactly one of source and sources")
-        listed = [source] if source is not None else list(sources or ())
-        for tensor in listed:
+        return self._tensors(layer, "sources", [source] if sources is None else sources)
+
+    @staticmethod
+    def _tensors(layer: Layer, name: str, given: Iterable[Tensor | None]) -> list[Tensor]:
+        tensors: list[Any] = listed(layer.who, name, given, Tensor)
+        for tensor in tensors:
             if not isinstance(tensor, Tensor):
+                one = "a source" if name == "sources" else "a label"
                 advice = "; numbers are mlc.Tensor(data=...)" if hasattr(tensor, "__array__") else ""
-                raise TypeError(f"{layer.who}: a source must be a Tensor, not {type(tensor).__name__}{advice}")
-        return listed
+                raise TypeError(f"{layer.who}: {one} must be a Tensor, not {type(tensor).__name__}{advice}")
+        return tensors
 
     def _add(self, layer: Layer, sources: list[Tensor], labels: Sequence[Tensor], updates: bool) -> list[Tensor]:
         state = layer_state(layer)
@@ -296,14 +303,15 @@ class Graph:
 
     def reshape(self, shape: Iterable[int], *, source: Tensor) -> Tensor:
         """The same elements, row by row, in another shape; one extent may be -1."""
-        return self.node(ReshapeLayer(shape=tuple(shape)), source=source)
+        return self.node(ReshapeLayer(shape), source=source)
 
     def transpose(self, dimensions: Iterable[int], *, source: Tensor) -> Tensor:
         """Reorder axes: axis k of the result is axis dimensions[k] of the source."""
-        return self.node(TransposeLayer(dimensions=tuple(dimensions)), source=source)
+        return self.node(TransposeLayer(dimensions), source=source)
 
     def select(self, sources: Sequence[Tensor], *, condition: Tensor) -> Tensor:
-        """Element by element the first source where the condition is not zero, else the second; extents of 1 repeat."""
+        """Element by element the first source where the condition is not zero, else the second, with broadcasting."""
+        sources = listed(f"{self._who}.select", "sources", sources, Tensor)
         if len(sources) != 2:
             raise GraphError(f"{self._who}.select: two sources are needed, {len(sources)} were given")
         return self.node(SelectionLayer(), sources=[condition, *sources])
@@ -417,10 +425,13 @@ class Graph:
         if batch_size < 0:
             raise ShapeError(f"{who}: batch_size is {batch_size}", expected="0 (the tensors' own) or more")
         bound: list[tuple[Tensor, Array, object]] = []
-        for name, data in inputs_data.items():
+        named(who, "for_inputs", for_inputs)
+        for name, data in named(who, "inputs_data", inputs_data).items():
             if name not in for_inputs:
                 raise DataError(f"{who}: there is no tensor for '{name}'", tensors=", ".join(for_inputs) or "none")
             tensor = for_inputs[name]
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"{who}: for_inputs needs Tensors, not '{name}': {type(tensor).__name__}")
             per_sample, extent = self._rows_per_sample(tensor), tensor.descriptor.shape[0]
             # What has one row is shared by all samples.
             rows = batch_size * per_sample if 1 < extent != batch_size * per_sample else 0

@@ -9,6 +9,7 @@ from mlcompute.errors import GraphError
 from mlcompute.execution import Execution, GraphCompletionHandler
 from mlcompute.foreign_names import answers_foreign_keywords
 from mlcompute.graph import Graph
+from mlcompute.layers.arguments import listed
 from mlcompute.layers.read_only import Settable, Shared
 from mlcompute.runtime import calls, members
 from mlcompute.runtime.definition import Definition
@@ -57,10 +58,11 @@ class InferenceGraph(Graph):
     _rows_per_sample = members.rows_per_sample
 
     def link(self, graphs: Sequence[InferenceGraph]) -> bool:
-        """Join later graphs to this one: they may use its results as sources without feeding them."""
+        """Link later graphs to this one: they may use its results as sources without feeding them."""
+        who = type(self).__name__
+        graphs = listed(f"{who}.link", "graphs", graphs, InferenceGraph)
         for graph in graphs:
             if not isinstance(graph, InferenceGraph):
-                who = type(self).__name__
                 raise GraphError(f"{who}.link: {type(graph).__name__} cannot be linked with {who}")
         self._session.link([session_of(graph) for graph in graphs])
         return True

@@ -1,4 +1,4 @@
-"""What weights start from. Given as `initializer=` of a builder or `random_initializer_type=` of a `Tensor`.
+"""Initial values of weights, for `initializer=` of a builder or `random_initializer_type=` of a `Tensor`.
 
 An initializer is any function of (shape, fans, random) that gives an array of that shape:
 

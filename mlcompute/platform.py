@@ -266,6 +266,6 @@ class Platform:
 
     @classmethod
     def set_rng_state(cls, state: dict[str, Any]) -> None:
-        """Go on drawing from where the stream was; graphs keep the streams of their own."""
+        """Restore a state from `rng_state`. Graphs keep their own streams."""
         check_rng_state(state)
         stream.move_to(state)

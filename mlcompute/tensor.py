@@ -70,7 +70,7 @@ class Tensor(Exchanged):
     Weights and other parameters are given data (which is copied), shared_data (the caller's memory itself, which is
     then trained), fill_with_data or random_initializer_type; graph inputs and labels none of them. The shape comes from
     one of: a descriptor; `shape`; the image sizes; one `sequence_length`; several `sequence_lengths`; else that of the
-    data. The type is FLOAT32 unless said; boolean data must say: a mask that became 0.0 and 1.0 would mask nothing.
+    data. The type is FLOAT32 by default; boolean data needs `data_type`: a mask of 0.0 and 1.0 would mask nothing.
 
     >>> import mlcompute as mlc
     >>> mlc.Tensor(shape=(2, 3), fill_with_data=1.0).data.sum()
@@ -115,7 +115,10 @@ class Tensor(Exchanged):
             )  # fmt: skip
         elif not isinstance(descriptor, TensorDescriptor):
             given = type(descriptor).__name__
-            raise TypeError(f"Tensor: descriptor must be a TensorDescriptor, not {given}; numbers are Tensor(data=...)")
+            raise TypeError(
+                f"Tensor: descriptor must be a TensorDescriptor, not {given}; numbers are Tensor(data=...), "
+                "a shape is Tensor(shape=...)"
+            )
         elif sorted_sequences or sized:
             raise ShapeError("Tensor: give either a descriptor or sizes, not both")
         elif data_type not in (DataType.FLOAT32, descriptor.data_type):
@@ -205,7 +208,8 @@ class Tensor(Exchanged):
     if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"'Tensor' has no attribute {name!r}{advice_for_attribute(name, TENSOR_ATTRIBUTES)}")
+            advice = advice_for_attribute(name, TENSOR_ATTRIBUTES, type(self))
+            raise AttributeError(f"'Tensor' has no attribute {name!r}{advice}")
 
     @property
     def graph(self) -> Graph | None:
@@ -224,7 +228,7 @@ class Tensor(Exchanged):
 
     @property
     def tensor_id(self) -> int:
-        """A number no other tensor of the process has."""
+        """A number that is unique in the process."""
         return self._tensor_id
 
     @property
@@ -239,7 +243,7 @@ class Tensor(Exchanged):
 
     @property
     def data(self) -> Array | Any:
-        """The values as they are now, in a read-only array that never changes; None when there are none (yet).
+        """The present values, in a read-only array that later runs do not change; None if there are none (yet).
 
         Waits for queued work that changes them. Results of a graph are the last run's, with as many leading samples
         as that run had; one that the last run computed and did not keep is None, and a warning says that `add_outputs`
@@ -294,7 +298,7 @@ class Tensor(Exchanged):
     def optimizer_data(self) -> list[TensorData]:
         """The optimizer's state for this tensor (momentum and the like), in layout order; empty without one.
 
-        Buffers that were bound are the caller's memory itself. Others are read-only copies, as the state is now.
+        Bound buffers are the caller's memory itself. Others are read-only copies of the present state.
         """
         self._state.wait_for_runs()
         arrays = [storage.array() for storage in self._state.optimizer_storages]

@@ -134,27 +134,21 @@ def write_target(data: ArrayLike, descriptor: TensorDescriptor, who: str, batch_
     array = read_array(data, descriptor, who, batch_size)
     if not array.flags.writeable:
         raise DataError(f"{who}: the memory is read-only", fix="pass a writable buffer")
-    memory = _memory(data)
-    if array.nbytes and not np.may_share_memory(array, memory):
-        raise DataError(
-            f"{who}: results cannot be written into this object without a copy",
-            given=f"{memory.dtype} array of shape {memory.shape}",
-            expected=f"a C-contiguous {array.dtype} array",
-        )
-    return array
+    return _callers_own(array, data, f"{who}: results cannot be written into this object without a copy")
 
 
 def shared_array(data: ArrayLike, descriptor: TensorDescriptor, who: str) -> Array:
     """The caller's own memory as an array that is read and, unless it is read-only, written in place; never a copy."""
-    array = read_array(data, descriptor, who)
+    message, fix = f"{who}: this object cannot be shared, only copied", "pass it as data=, which copies, or convert it"
+    return _callers_own(read_array(data, descriptor, who), data, message, fix)
+
+
+def _callers_own(array: Array, data: ArrayLike, message: str, fix: str = "") -> Array:
+    """An array, which must lie where the caller's data lies."""
     memory = _memory(data)
     if array.nbytes and not np.may_share_memory(array, memory):
-        raise DataError(
-            f"{who}: this object cannot be shared, only copied",
-            given=f"{memory.dtype} array of shape {memory.shape}",
-            expected=f"a C-contiguous {array.dtype} array",
-            fix="pass it as data=, which copies, or convert it",
-        )
+        expected = f"a C-contiguous {array.dtype} array"
+        raise DataError(message, given=f"{memory.dtype} array of shape {memory.shape}", expected=expected, fix=fix)
     return array
 
 

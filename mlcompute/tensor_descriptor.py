@@ -1,4 +1,4 @@
-"""Tensor descriptors: what is known of a tensor before it has data."""
+"""Tensor descriptors: shape, data type and layout of a tensor."""
 
 from __future__ import annotations
 

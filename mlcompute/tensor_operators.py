@@ -63,7 +63,7 @@ def _activation(kind: Any, self: Tensor) -> Tensor:
     return expressions.activation(kind, self)
 
 
-add = named(_arithmetic, "add", "x + y; extents of 1 repeat, a number goes with every element.")
+add = named(_arithmetic, "add", "x + y with broadcasting; one of them may be a number.")
 add_to = named(_reversed, "add", "y + x.")
 subtract = named(_arithmetic, "subtract", "x - y.")
 subtract_from = named(_reversed, "subtract", "y - x.")
@@ -117,7 +117,7 @@ def log_softmax(self: Tensor, axis: int) -> Tensor:
 
 
 def detach(self: Tensor) -> Tensor:
-    """The same numbers, but no gradient passes: a target that is computed, for example."""
+    """The same values without a gradient, for computed targets for example."""
     return expressions.detach(self)
 
 
@@ -220,7 +220,7 @@ def split(self: Tensor, lengths: Sequence[int], axis: int) -> list[Tensor]:
 
 
 def chunk(self: Tensor, count: int, axis: int) -> list[Tensor]:
-    """So many consecutive pieces along an axis, of equal lengths; the last may be smaller."""
+    """Split an axis into `count` pieces of equal length; the last may be smaller."""
     return expressions.split(self, axis, count=count)
 
 

@@ -11,6 +11,7 @@ from mlcompute.errors import DataError, ExecutionError, GraphError
 from mlcompute.execution import Execution, GraphCompletionHandler
 from mlcompute.foreign_names import answers_foreign_keywords
 from mlcompute.graph import Graph
+from mlcompute.layers.arguments import listed
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.read_only import Settable, Shared
@@ -24,11 +25,11 @@ from mlcompute.runtime.run import Call
 from mlcompute.runtime.session import Session, session_of
 from mlcompute.runtime.tensor_state import reside
 from mlcompute.tensor import Tensor, TensorOptimizerDeviceData, TensorParameter
-from mlcompute.tensor_data import ArrayLike
+from mlcompute.tensor_data import ArrayLike, TensorData
 
 
 class TrainingGraph(Graph):
-    """A graph that learns.
+    """A graph with losses and an optimizer, which can be trained.
 
     graph_objects  the graphs to train; layers may also be added directly with `node`
     loss_layer     consumes the last result and the labels declared in `add_inputs`; or a function of these tensors,
@@ -99,15 +100,16 @@ class TrainingGraph(Graph):
         return frozenset(self._learning.stopped)
 
     def link(self, graphs: Sequence[TrainingGraph]) -> bool:
-        """Join later sub-graphs to this one, the first.
+        """Link later sub-graphs to this one, the first.
 
         Results of one graph may then be sources in a later one: values pass on in execute_forward (run in order),
         gradients come back in execute_gradient (run in reverse order). A parameter used in several graphs belongs
         to the first of them: it collects the gradients of all and is updated once.
         """
+        who = type(self).__name__
+        graphs = listed(f"{who}.link", "graphs", graphs, TrainingGraph)
         for graph in graphs:
             if not isinstance(graph, TrainingGraph):
-                who = type(self).__name__
                 raise GraphError(f"{who}.link: {type(graph).__name__} cannot be linked with {who}")
         self._session.link([session_of(graph) for graph in graphs])
         return True
@@ -121,6 +123,7 @@ class TrainingGraph(Graph):
 
     def stop_gradient(self, tensors: Sequence[Tensor]) -> bool:
         """Gradients do not pass these tensors into the layers that produced them."""
+        tensors = listed("TrainingGraph.stop_gradient", "tensors", tensors, Tensor)
         for tensor in tensors:
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"TrainingGraph.stop_gradient: needs Tensors, not {type(tensor).__name__}")
@@ -133,16 +136,17 @@ class TrainingGraph(Graph):
 
         They keep their values between runs; data fed or attached under their name replaces the values.
         """
+        who = "TrainingGraph.set_training_tensor_parameters"
+        parameters = listed(who, "parameters", parameters, TensorParameter)
         for parameter in parameters:
             if not isinstance(parameter, TensorParameter):
-                given = type(parameter).__name__
-                raise TypeError(f"TrainingGraph.set_training_tensor_parameters: needs TensorParameters, not {given}")
+                raise TypeError(f"{who}: needs TensorParameters, not {type(parameter).__name__}")
             if not parameter.tensor.keeps_data:
                 raise DataError(
-                    f"TrainingGraph.set_training_tensor_parameters: {parameter.tensor!r} has no data",
+                    f"{who}: {parameter.tensor!r} has no data",
                     fix="create it with data, fill_with_data or random_initializer_type",
                 )
-        self._learning.training_parameters = list(parameters)
+        self._learning.training_parameters = parameters
         self._session.outdated()
         return True
 
@@ -157,7 +161,8 @@ class TrainingGraph(Graph):
                 fix="pass a tensor that one of the graph's layers produces",
             )
         if tensor not in self._learning.user_gradients:
-            self._learning.user_gradients[tensor] = Tensor(tensor.descriptor)
+            gradient = self._learning.user_gradients[tensor] = Tensor(tensor.descriptor)
+            gradient.label = f"user gradient of {tensor.label}"
             self._session.outdated()
         return self._learning.user_gradients[tensor]
 
@@ -179,7 +184,7 @@ class TrainingGraph(Graph):
     ) -> bool:
         """Use these buffers as the optimizer state of a parameter, in layout order. The memory stays the caller's."""
         who = f"TrainingGraph.bind_optimizer_data: '{tensor.label}'"
-        state = self._session.state
+        data, state = listed(who, "data", data, TensorData), self._session.state
         if state is None:
             raise ExecutionError(f"{who}: the graph has no optimizer", fix="call compile_optimizer first")
         if tensor not in self._definition.updated_tensors():
@@ -193,7 +198,7 @@ class TrainingGraph(Graph):
         return averages.averages(self._session)
 
     def averaged_weights(self) -> AbstractContextManager[None]:
-        """Within it the weights are their averages, for evaluating or saving; afterwards what they were:
+        """Use the averages as weights inside a `with` block, for evaluating or saving:
         `with training.averaged_weights(): trainer.evaluate(x, y)`.
         """
         return averages.averaged_weights(self._session)
@@ -240,8 +245,8 @@ class TrainingGraph(Graph):
 
         gradients  one per parameter that is trained, by name ("layer.slot") or tensor, in the parameter's shape
 
-        Clipping, groups, decay and the count of updates are those of any other update. What the passes before it left
-        to read is gone afterwards.
+        Clipping, groups, decay and the count of updates are those of any other update. Results of earlier
+        passes cannot be read afterwards.
         """
         return apply_gradients.apply_gradients(self._session, gradients, options)
 

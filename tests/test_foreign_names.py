@@ -40,6 +40,7 @@ WORDS: dict[str, tuple[Callable[[], Any], str]] = {
     "keepdim": (lambda: image.sum(1, keepdim=True), "use keepdims="),  # type: ignore[call-arg]
     "cat's dim": (lambda: mlc.concatenate([image], dim=1), "use axis="),  # type: ignore[call-arg]
     "max_new_tokens": (lambda: mlc.generate(g, [1], max_new_tokens=2), "use count="),  # type: ignore[call-arg]
+    "type": (lambda: mlc.ActivationDescriptor(type=1), "use activation_type="),  # type: ignore[call-arg]
     "dtype": (lambda: mlc.Tensor(shape=(1,), dtype=1), "use data_type="),  # type: ignore[call-arg]
 }
 
@@ -88,6 +89,55 @@ def test_attributes_of_graphs_and_trainers() -> None:
                 assert hasattr(mlc.Graph, said)
     with pytest.raises(AttributeError, match=r"'Graph' object has no attribute 'nobody'$"):
         mlc.Graph().nobody  # type: ignore[attr-defined]  # noqa: B018
+
+
+SWIFT: list[tuple[object, str, str]] = [
+    (mlc, "MLCTensor", "mlc.Tensor, or mlcompute.objc"),
+    (mlc, "MLCDataTypeFloat32", "mlcompute.objc, which has the names of Objective-C"),
+    (image, "tensorID", "tensor_id"),
+    (image, "synchronizeData", "synchronize_data"),
+    (mlc.TrainingGraph(), "executeForward", "execute_forward"),
+    (mlc.TrainingGraph(), "summarizedDOTDescription", "summarized_dot_description"),
+    (mlc.LossType, "softmaxCrossEntropy", "SOFTMAX_CROSS_ENTROPY"),
+    (mlc.ActivationType, "leakyReLU", ""),
+    (mlc.ActivationType, "relu", "RELU"),
+    (mlc.DataType, "float32", "FLOAT32"),
+    (mlc.ExecutionOptions, "synchronous", "SYNCHRONOUS"),
+    (mlc.PaddingPolicy, "sized", "USE_PADDING_SIZE and padding_sizes=(y, x)"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "answer"), SWIFT, ids=lambda one: one if isinstance(one, str) else "")
+def test_names_of_swift(owner: object, name: str, answer: str) -> None:
+    with pytest.raises(AttributeError, match=f"{name}'{': use ' * bool(answer)}{re.escape(answer)}"):
+        getattr(owner, name)
+
+
+def test_settings_nobody_would_read_are_refused() -> None:
+    """Setting optimizer.learningRate would change nothing, without a word."""
+    optimizer, yolo = mlc.SGDOptimizer(learning_rate=0.1), mlc.YOLOLossDescriptor([1.0, 2.0], 1)
+    for owner, name, here in (
+        (optimizer, "learningRate", "learning_rate"),
+        (optimizer, "lr", "learning_rate"),
+        (optimizer, "appliesGradientClipping", "applies_gradient_clipping"),
+        (yolo, "scaleClassLoss", "scale_class_loss"),
+    ):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}': use {here}"):
+            setattr(owner, name, 0.5)
+        setattr(owner, here, 0.5)
+    with pytest.raises(AttributeError, match=r"no attribute 'nobody'$"):
+        optimizer.nobody = 1  # type: ignore[attr-defined]
+
+    class Own(mlc.SGDOptimizer):
+        pass
+
+    own = Own(learning_rate=0.1)
+    own.nobody = 1  # type: ignore[attr-defined]
+
+
+def test_a_factory_is_no_layer() -> None:
+    with pytest.raises(TypeError, match=r"layer must be a Layer, not \w+: call it, relu\(\.\.\.\)"):
+        mlc.Graph().node(mlc.ActivationLayer.relu, source=image)  # type: ignore[arg-type]
 
 
 def test_choices() -> None:

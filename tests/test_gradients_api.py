@@ -433,7 +433,7 @@ def test_user_gradients_alone(after_compile: bool) -> None:
     before = layer.weights.data.copy()
     training.bind_and_write_data({"x": data}, for_inputs={"x": x}, to=device)
     training.execute_forward()
-    with pytest.raises(mlc.DataError, match="was not given"):
+    with pytest.raises(mlc.DataError, match=f"'user gradient of {y.label}' was not given"):
         training.execute_gradient()
     training.bind_and_write_data({"dy": dy}, for_inputs={"dy": gradient}, to=device)
     training.execute_gradient()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +69,64 @@ def test_what_cannot_become_a_node() -> None:
         mlc.Graph().node(layer, source=x)
     with pytest.raises(TypeError, match="graph_objects must be Graphs"):
         mlc.TrainingGraph([layer])  # type: ignore[list-item]
+
+
+LIST, DICTIONARY = "must be a list of", "must be a dictionary by name, not list"
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda net: mlc.TrainingGraph(net.graph), f"graph_objects {LIST} Graphs, not Graph; write graph_objects="),
+        (lambda net: mlc.InferenceGraph(None), f"graph_objects {LIST} Graphs, not NoneType"),
+        (lambda net: net.training.link(net.training), f"graphs {LIST} TrainingGraphs"),
+        (lambda net: net.training.stop_gradient(net.y), f"tensors {LIST} Tensors, not Tensor"),
+        (lambda net: net.training.set_training_tensor_parameters(None), f"parameters {LIST} TensorParameters"),
+        (lambda net: net.training.bind_optimizer_data(None, tensor=net.first.weights), f"data {LIST} TensorDatas"),
+        (lambda net: net.graph.node(mlc.ActivationLayer.relu(), sources=net.y), f"sources {LIST} Tensors"),
+        (lambda net: net.graph.node(mlc.LossLayer.log(MEAN), sources=[net.y], loss_labels=net.t), f"labels {LIST}"),
+        (lambda net: net.graph.node(mlc.LossLayer.log(MEAN), sources=[net.y], loss_labels=["t"]), "a label must be"),
+        (lambda net: net.graph.concatenate(net.y, dimension=1), f"sources {LIST} Tensors, not Tensor"),
+        (lambda net: net.graph.select(net.y, condition=net.y), f"sources {LIST} Tensors, not Tensor"),
+        (lambda net: net.graph.reshape(8, source=net.y), "shape must be a list of whole numbers, not 8"),
+        (lambda net: net.graph.transpose(None, source=net.y), "dimensions must be a list of whole numbers"),
+        (lambda net: net.training.add_inputs([net.x]), f"inputs {DICTIONARY}"),
+        (lambda net: net.training.add_outputs([net.y]), f"outputs {DICTIONARY}"),
+        (lambda net: net.training.compile(device=cpu(), input_tensors=[net.x]), f"input_tensors {DICTIONARY}"),
+        (lambda net: net.training.execute([normal(4, 3)]), f"inputs_data {DICTIONARY}"),
+        (lambda net: net.training.execute({}, outputs_data=[normal(4, 2)]), f"outputs_data {DICTIONARY}"),
+        (lambda net: net.graph.bind_and_write_data({}, for_inputs=[net.x], to=cpu()), f"for_inputs {DICTIONARY}"),
+        (lambda net: net.graph.bind_and_write_data({"x": [0]}, for_inputs={"x": None}, to=cpu()), "needs Tensors"),
+        (lambda net: net.training.execute({}, completion_handler=[]), "completion_handler must be a function"),
+        (lambda net: mlc.ConvolutionLayer.supports_data_type(INT32, on=mlc.DeviceType.CPU), "on must be a Device"),
+    ],
+)  # fmt: skip
+def test_arguments_of_another_kind(call: Callable[[Any], object], says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        call(Regression(sgd()))
+
+
+@pytest.mark.parametrize("given", [None, [], [mlc.GraphCompilationOptions.DEBUG_LAYERS], "SYNCHRONOUS", True])
+def test_options_are_flags(given: Any) -> None:
+    net = Regression(sgd())
+    with pytest.raises(TypeError, match=r"execute: options must be ExecutionOptions, not .* join some with \|"):
+        net.training.execute({}, options=given)
+    with pytest.raises(TypeError, match=r"TrainingGraph.compile: options must be GraphCompilationOptions"):
+        net.training.compile(device=cpu(), options=given)
+
+
+def test_options_of_another_set_are_refused() -> None:
+    """DEBUG_LAYERS and SKIP_WRITING_INPUT_DATA_TO_DEVICE are both 1."""
+    net = Regression(sgd())
+    data = {"x": normal(4, 3)}, {"t": normal(4, 2)}
+    with pytest.raises(TypeError, match=r"not <GraphCompilationOptions.DEBUG_LAYERS"):
+        net.training.execute(*data, options=mlc.GraphCompilationOptions.DEBUG_LAYERS)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"not <ExecutionOptions.SYNCHRONOUS"):
+        net.training.compile(device=cpu(), options=mlc.ExecutionOptions.SYNCHRONOUS)  # type: ignore[arg-type]
+    for unknown in (1024, -1, mlc.ExecutionOptions(1024)):
+        with pytest.raises(mlc.DataError, match="not a sum of ExecutionOptions"):
+            net.training.execute(*data, options=unknown)  # type: ignore[arg-type]
+    assert net.training.execute(*data, options=2).result.data.shape == (1,)  # type: ignore[arg-type]
 
 
 def test_errors_name_the_sources() -> None:

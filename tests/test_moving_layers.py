@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mlcompute.compiler.lower import Lowering
+from mlcompute.device import Device
 from mlcompute.enums import DataType, PaddingType, ReductionType, SampleMode
 from mlcompute.errors import ShapeError
 from mlcompute.layers.concatenation import ConcatenationLayer
@@ -233,5 +234,4 @@ def test_split_of_a_smaller_batch_stays_even() -> None:
     ],
 )
 def test_supported_types(layer: type[Layer], types: set[DataType]) -> None:
-    on: Any = None
-    assert {kind for kind in DataType if layer.supports_data_type(kind, on=on)} == types
+    assert {kind for kind in DataType if layer.supports_data_type(kind, on=Device.cpu())} == types

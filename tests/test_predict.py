@@ -38,6 +38,10 @@ def test_answers_in_one_call(tmp_path: Path) -> None:
     both = graph.predict({"x": X}, outputs=["h", graph.nodes[-1].results[0]], batch_size=7, device=CPU)
     assert {name: array.shape for name, array in both.items()} == {"h": (50, 5), "head": (50, 3)}
     assert len(contents_of(graph).predictors) == 3
+    named = graph.predict(X, outputs={"code": "h", "scores": graph.nodes[-1].results[0]}, device=CPU)
+    assert np.array_equal(named["code"], both["h"])
+    assert np.array_equal(named["scores"], both["head"])
+    assert list(graph.predict(X, outputs={"code": "h"}, device=CPU)) == ["code"]
     for copied in (copy.copy(graph), copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
         assert np.array_equal(copied.predict(X, device=CPU), graph.predict(X, device=CPU))
     trainer = mlc.Trainer(graph, loss="softmax_cross_entropy", device=CPU)
@@ -68,6 +72,20 @@ def test_refusals() -> None:
         _graph().predict(X[:, :3], device=CPU)
     with pytest.raises(mlc.DataError, match=r"(?s)loss is None.*graph.predict\(x\)"):
         mlc.Trainer(_graph())
+
+
+def test_outputs_of_one_name() -> None:
+    """Graphs that are put together may name layers alike: none of them is left out, nor taken for the other."""
+    inner = _graph()
+    outer = mlc.InferenceGraph([inner])
+    first = inner.nodes[-1].results[0]
+    second = outer.dense(first, 2, name="head")
+    with pytest.raises(mlc.GraphError, match=r"(?s)two of the outputs are called 'head'.*outputs={name: tensor"):
+        outer.predict(X, outputs=[first, second], device=CPU)
+    with pytest.raises(mlc.GraphError, match="several outputs are called 'head'"):
+        outer.predict(X, outputs="head", device=CPU)
+    found = outer.predict(X, outputs={"one": first, "two": second}, device=CPU)
+    assert (found["one"].shape, found["two"].shape) == ((50, 3), (50, 2))
 
 
 def test_a_graph_applied_with_outputs_by_name() -> None:

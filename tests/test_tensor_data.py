@@ -219,6 +219,7 @@ def test_axes_of_extent_1_do_not_matter() -> None:
         (np.int32([-1]), (1,), "UINT8", "int32 data for a uint8 tensor"),
         (np.uint8([1]), (1,), "BOOLEAN", "uint8 data for a bool tensor"),
         (torch.ones(1, requires_grad=True), (1,), "FLOAT32", "Tensor cannot be read as an array"),
+        (torch.ones(1, device="meta"), (1,), "FLOAT32", "Tensor cannot be read as an array"),
     ],
 )
 def test_data_that_does_not_fit(given: Any, shape: tuple[int, ...], kind: str, says: str) -> None:

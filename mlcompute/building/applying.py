@@ -1,4 +1,4 @@
-"""A graph applied again: `discriminator(fake)` is what it computes of another tensor, with the same weights."""
+"""A graph called again: `discriminator(fake)` applies the same layers and weights to another tensor."""
 
 from __future__ import annotations
 
@@ -157,6 +157,8 @@ def result_named(who: str, nodes: Sequence[Node], wanted: Tensor | str) -> Tenso
             fix="give a layer that name, or pass the tensor that a layer of this graph computes",
         )
     if isinstance(wanted, str):
+        if sum(tensor.label == wanted for tensor in results) > 1:
+            raise GraphError(f"{who}: several outputs are called '{wanted}'", fix="pass the tensor instead of its name")
         found = next((node.results[0] for node in nodes if _activates(node, found)), found)
     return found
 

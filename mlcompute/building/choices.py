@@ -1,4 +1,4 @@
-"""The words that builders and trainers understand, for type checkers and editors. Tests compare them with tables."""
+"""String choices of builders and trainers, as types for type checkers and editors. Tests compare them with tables."""
 
 from __future__ import annotations
 

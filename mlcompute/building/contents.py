@@ -1,4 +1,4 @@
-"""Contents: what a graph holds, for the rooms that build and run graphs. Users have the members of `Graph`."""
+"""Contents: the data of a graph, for the packages that build and run graphs. Users have the members of `Graph`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builders that work element by element: activations, arithmetic, data types; and products of matrices and vectors."""
+"""Builders for elementwise operations: activations, arithmetic, data types; and for matmul."""
 
 from __future__ import annotations
 
@@ -165,10 +165,10 @@ def _on_two(kind: Any, self: Graph, x: Operand, y: Operand, *, name: str = "") -
     return self.arithmetic(kind, x, y, name=name)
 
 
-add = named(_on_two, "add", "x + y; extents of 1 repeat.")
-subtract = named(_on_two, "subtract", "x - y; extents of 1 repeat.")
-multiply = named(_on_two, "multiply", "x y, element by element; extents of 1 repeat.")
-divide = named(_on_two, "divide", "x / y; extents of 1 repeat.")
+add = named(_on_two, "add", "x + y, with broadcasting.")
+subtract = named(_on_two, "subtract", "x - y, with broadcasting.")
+multiply = named(_on_two, "multiply", "x y, element by element, with broadcasting.")
+divide = named(_on_two, "divide", "x / y, with broadcasting.")
 
 
 def arithmetic(self: Graph, kind: ArithmeticName, x: Operand, y: Operand | None = None, *, name: str = "") -> Tensor:
@@ -200,7 +200,7 @@ def arithmetic(self: Graph, kind: ArithmeticName, x: Operand, y: Operand | None 
 def compare(self: Graph, kind: ComparisonName, x: Operand, y: Operand | None = None, *, name: str = "") -> Tensor:
     """BOOLEAN: "equal", "less", "greater_or_equal", "logical_and" ... as ComparisonLayer has them, in small letters.
 
-    One of two operands may be a number or an array of constants; extents of 1 repeat.
+    One of two operands may be a number or an array of constants, with broadcasting.
     """
     who = f"{type(self).__name__}.compare"
     operation = chosen(who, "kind", _COMPARISONS, kind)
@@ -221,7 +221,7 @@ def compare(self: Graph, kind: ComparisonName, x: Operand, y: Operand | None = N
 
 
 def where(self: Graph, condition: Tensor, x: Operand, y: Operand, *, name: str = "") -> Tensor:
-    """Element by element x where the condition is not zero, else y; extents of 1 repeat.
+    """Element by element x where the condition is not zero, else y, with broadcasting.
 
     x, y  tensors, numbers or arrays of constants
     """
@@ -286,6 +286,6 @@ def matmul(
     alpha: float = 1.0,
     name: str = "",
 ) -> Tensor:
-    """alpha x y.   x (*, m, k)   y (*, k, n)   ->   (*, m, n); leading extents of 1 repeat"""
+    """alpha x y.   x (*, m, k)   y (*, k, n)   ->   (*, m, n); leading axes broadcast"""
     layer = MatMulLayer(MatMulDescriptor(alpha, transposes_x, transposes_y))
     return build(self, layer, [x, y], name, "matmul")

@@ -148,7 +148,7 @@ def detach(x: Tensor) -> Tensor:
 
 
 def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
-    """Element by element x where the condition holds, else y; extents of 1 repeat.
+    """Element by element x where the condition holds, else y, with broadcasting.
 
     >>> import mlcompute as mlc
     >>> graph = mlc.Graph()
@@ -160,12 +160,12 @@ def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
 
 
 def maximum(x: Operand, y: Operand) -> Tensor:
-    """The larger of two, element by element; extents of 1 repeat."""
+    """The larger of two, element by element, with broadcasting."""
     return graph_of("maximum", x, y).arithmetic("max", x, y)
 
 
 def minimum(x: Operand, y: Operand) -> Tensor:
-    """The smaller of two, element by element; extents of 1 repeat."""
+    """The smaller of two, element by element, with broadcasting."""
     return graph_of("minimum", x, y).arithmetic("min", x, y)
 
 

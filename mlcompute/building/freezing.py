@@ -1,4 +1,4 @@
-"""Freezing: layers and parameters that training leaves alone, chosen by name."""
+"""Freezing: layers and parameters that are not trained, chosen by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The builder of gradients that are tensors of the graph."""
+"""The builder for gradients that are tensors of the graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builders that keep numbers in range while training: normalization and dropout."""
+"""Builders for normalization and dropout."""
 
 from __future__ import annotations
 

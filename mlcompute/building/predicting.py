@@ -1,32 +1,34 @@
-"""A graph that answers: `graph.predict(x)`. The work is imported when it is asked for."""
+"""`graph.predict(x)`: predictions of a graph. The implementation is imported on first use."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from mlcompute.building.applying import Outputs
     from mlcompute.device import Device
     from mlcompute.graph import Graph
+    from mlcompute.tensor import Tensor
 
 
 def predict(
     self: Graph,
     x: Any,
     *,
-    outputs: Outputs = None,
+    outputs: Outputs | Mapping[str, Tensor | str] = None,
     batch_size: int | None = None,
     device: Device | Literal["best"] = "best",
 ) -> Any:
-    """What the graph answers for x, samples on axis 0: dropout off, running statistics used. No loss is needed.
+    """Predictions for x, with samples on axis 0, without dropout and with running statistics. No loss is needed.
 
     x           an array, a dict of them by input, or an iterable of batches; any number of samples
-    outputs     names of layers, or tensors; by default what no other layer goes on computing with. Of one the answer is
-                an array, of several a dictionary of arrays by name
+    outputs     names of layers, or tensors; by default the results that no layer reads. One output gives an array,
+                several give a dictionary of arrays by name; {name: tensor} chooses the names
     batch_size  by default, and at most, what the graph was built for
-    device      where to run; "best": where the graph is compiled, else the best there is
+    device      where to run; "best": the device the graph is compiled for, else a GPU if there is one
 
-    What is compiled for it is kept, and the weights are those of the graph, as they are now.
+    The compiled program is kept, and always uses the present weights of the graph.
 
     >>> import numpy as np, mlcompute as mlc
     >>> graph = mlc.Graph()

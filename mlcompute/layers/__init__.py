@@ -1,1 +1,1 @@
-"""What a user says: every layer and its descriptor, a file per family."""
+"""Layers and their descriptors, a file per family."""

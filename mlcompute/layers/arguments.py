@@ -1,4 +1,4 @@
-"""Checks on the plain numbers that layers and descriptors are made with."""
+"""Checks on what layers, descriptors and graphs are given: numbers, members of enumerations, lists, dictionaries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 import functools
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +17,8 @@ from mlcompute.ops.op import Shape
 from mlcompute.tensor import TensorDescriptor
 
 Member = TypeVar("Member", bound=enum.IntEnum)
+Flags = TypeVar("Flags", bound=enum.IntFlag)
+One = TypeVar("One")
 
 
 def integer(who: str, name: str, number: Any) -> int:
@@ -34,6 +36,14 @@ def whole(who: str, name: str, number: Any, least: int = 0) -> int:
     result: int = number if type(number) is int else integer(who, name, number)
     if result < least:
         raise ShapeError(f"{who}: {name} is {result}", expected=f"{least} or more")
+    return result
+
+
+def number_of(who: str, name: str, number: Any, least: int = 0) -> int:
+    """`number` as an int, of what is no part of a shape: times, steps. DataError when it is below `least`."""
+    result = integer(who, name, number)
+    if result < least:
+        raise DataError(f"{who}: {name} is {result}", expected=f"{least} or more")
     return result
 
 
@@ -83,6 +93,38 @@ def member(who: str, name: str, kind: type[Member], value: Any) -> Member:
         expected = ", ".join(choice.name for choice in choices)
         raise DataError(f"{who}: {name} is {value!r}", expected=f"{kind.__name__}: {expected}")
     return kind(value)
+
+
+def flags(who: str, kind: type[Flags], value: Any) -> Flags:
+    """`value` as flags of an option set; its plain number will do, flags of another set and unknown ones will not."""
+    if not isinstance(value, int) or (isinstance(value, (bool, enum.Enum)) and not isinstance(value, kind)):
+        raise TypeError(
+            f"{who}: options must be {kind.__name__}, not {value!r}: leave them out, give one, or join some with |"
+        )
+    if int.__and__(value, ~_all_flags(kind)):  # of a negative number, too; arithmetic on enumerations is slow
+        known = ", ".join(f"{flag.value} {flag.name}" for flag in kind)
+        raise DataError(f"{who}: options are {int(value)}, not a sum of {kind.__name__}", expected=known)
+    return value if isinstance(value, kind) else kind(value)
+
+
+@functools.cache
+def _all_flags(kind: type[enum.IntFlag]) -> int:
+    return sum(flag.value for flag in kind)
+
+
+def listed(who: str, name: str, given: Iterable[One], kind: type) -> list[One]:
+    """`given` as a list; TypeError for anything that is none, a single one of that kind above all."""
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        advice = f"; write {name}=[...]" if isinstance(given, kind) else ""
+        raise TypeError(f"{who}: {name} must be a list of {kind.__name__}s, not {type(given).__name__}{advice}")
+    return list(given)
+
+
+def named(who: str, name: str, given: Mapping[str, One]) -> Mapping[str, One]:
+    """`given`, unless it is no dictionary."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{who}: {name} must be a dictionary by name, not {type(given).__name__}")
+    return given
 
 
 #: The least number an axis may have: negative ones count from the last, -1, backwards.

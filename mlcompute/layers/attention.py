@@ -142,7 +142,7 @@ class MultiheadAttentionLayer(ParameterLists):
     results   y (n, l, model)
 
     weights   Wq, Wk (key_dimension, model), Wv (value_dimension, model), Wo (model, value_dimension): element counts
-              and (out, in) order matter, the heads' rows one after the other; the spelling of the shapes is free. With
+              and (out, in) order matter, the heads' rows one after the other; any shapes are accepted. With
               fewer heads of keys and values, Wk and Wv have so many times fewer rows
     biases    bq, bk, bv, bo; exactly when has_biases
     attention_biases   rows appended to K and V, with key_dimension and value_dimension elements; exactly when
@@ -234,8 +234,8 @@ class MultiheadAttentionLayer(ParameterLists):
     def cache(self) -> list[Tensor] | None:
         """Keys, values and position of the key-value cache; None without one, or before the sources are known.
 
-        A layer that is given the cache of another goes on where that one ended: the same weights over a whole prompt
-        first, then position by position.
+        A layer with the cache of another continues where that one ended, for example to run a whole prompt first and
+        then position by position.
         """
         return None if self._cache is None else list(self._cache.statistics.values())
 
@@ -249,7 +249,7 @@ class MultiheadAttentionLayer(ParameterLists):
         return int(values[0])
 
     def reset_cache(self) -> None:
-        """Forget what the key-value cache holds: the next run begins at the first position."""
+        """Empty the key-value cache: the next run starts at the first position."""
         self.expect(
             self._cache is not None,
             "there is no key-value cache",

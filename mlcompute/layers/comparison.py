@@ -50,7 +50,7 @@ class ComparisonLayer(Layer):
     source_types = ALL_TYPES
     source_count = (1, 2)
 
-    operation = ReadOnly[ComparisonOperation]("What is asked.")
+    operation = ReadOnly[ComparisonOperation]("The comparison.")
     constant = ReadOnly[float | None]("The number that is the second operand; None: it is a source.")
 
     def __init__(self, operation: ComparisonOperation, *, constant: float | None = None) -> None:

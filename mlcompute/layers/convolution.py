@@ -188,8 +188,8 @@ class ConvolutionLayer(WeightsAndBiases):
     x (n, in, h, w)   w (out, in/groups, kernel height, kernel width)   b (out)   ->   y (n, out, h', w')
     Sequences (n, in, l) and volumes (n, in, d, h, w) alike, where the descriptor's spatial_axes is 1 or 3.
 
-    weights   out * in/groups * kernel elements in that order, for transposed convolutions too; the spelling of
-              the shape is free, e.g. (1, out * in/groups, kh, kw)
+    weights   out * in/groups * kernel elements in that order, for transposed convolutions too, in any shape,
+              e.g. (1, out * in/groups, kh, kw)
     biases    out elements, or None
     """
 

@@ -16,7 +16,7 @@ from mlcompute.tensor import TensorDescriptor
 class CosineSimilarityLayer(Layer):
     """z = sum(x y) / (max(‖x‖, epsilon) max(‖y‖, epsilon)) along one axis, which is gone afterwards.
 
-    x (n, *, d, *)   y the same, extents of 1 repeat   ->   z (n, *, *)
+    x (n, *, d, *)   y the same, broadcast   ->   z (n, *, *)
 
     dimension  the axis of the vectors, not the batch; negative numbers count from the end
     epsilon    keeps vectors of zeros from dividing by zero; their similarity to anything is 0

@@ -69,7 +69,7 @@ class EmbeddingDescriptor:
 class EmbeddingLayer(Layer):
     """y[i, :] = w[x[i], :].   x (*) INT32 or INT64   w (count, dimension)   ->   y (*, dimension)
 
-    weights  count * dimension elements, row after row; the spelling of the shape is free. The row of
+    weights  count * dimension elements, row after row; any shape is accepted. The row of
              `padding_index` is set to zero in the tensor's own data
 
     An index outside the table is an error when the graph runs.

@@ -43,14 +43,15 @@ def named(
     >>> twice(number=21)
     42
     """
-    called = answers_foreign_keywords(_without_parameter(make, 0))
+    made = _without_parameter(make, 0)
+    called = answers_foreign_keywords(made)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return called(first, *args, **kwargs)
 
     call.__wrapped__ = called  # type: ignore[attr-defined]  # inspect looks there for the signature
     call.__doc__, call.__module__ = doc, make.__module__
-    for function in (call, called):
+    for function in (call, called, made):
         function.__name__ = function.__qualname__ = name or str(first)
     return call
 

@@ -17,7 +17,7 @@ class FullyConnectedLayer(WeightsAndBiases):
     """y = x wᵀ + b.   x (*, in) or (n, in, 1, 1)   w (out, in)   b (out)   ->   y (*, out) or (n, out, 1, 1)
 
     * stands for one to three axes
-    weights     in * out elements in (out, in) order; the spelling of the shape is free
+    weights     in * out elements in (out, in) order; any shape is accepted
     biases      out elements, or None
     descriptor  only its two channel counts matter
     """

@@ -1,4 +1,4 @@
-"""The gradient of one tensor with respect to others, as tensors that layers may go on computing with."""
+"""The gradient of one tensor with respect to others, as tensors of the graph."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Forward(Protocol):
 
 
 class Layer(ABC):
-    """Base of all layers. Describes; never computes.
+    """Base class of all layers. A layer describes shapes and ops and computes nothing.
 
     A concrete layer gives `default_label`, `source_types`, `results`, `forward`, and, where it has them,
     `parameters` (tensors the optimizer updates) and `statistics` (tensors the forward pass updates).
@@ -91,7 +91,7 @@ class Layer(ABC):
     #: True where axes change places: the samples of a result may lie along another axis than those of the source.
     moves_axes: ClassVar[bool] = False
 
-    layer_id = ReadOnly[int]("A number no other layer of the process has.")
+    layer_id = ReadOnly[int]("A number that is unique in the process.")
     device_type = ReadOnly[DeviceType | None](
         "The kind of device the layer was compiled for; None before.", "_layer_state.device_type"
     )
@@ -150,6 +150,9 @@ class Layer(ABC):
     @classmethod
     def supports_data_type(cls, data_type: DataType, *, on: Device) -> bool:
         """Do layers of this class accept sources of `data_type` on that device?"""
+        from mlcompute.device import expect_device
+
+        expect_device(f"{cls.__name__}.supports_data_type", "on", on)
         return data_type in cls.source_types
 
     # What the graph and the compiler ask ---------------------------------------------------------------------
@@ -185,13 +188,13 @@ class Layer(ABC):
         return 0
 
     def adds_source(self, index: int) -> bool:
-        """Is source `index`, where it is floating, added to others as it is? Truth values would mean nothing there."""
+        """Is floating-point source `index` added to others, as an attention mask is? Boolean data is then refused."""
         return False
 
     def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:
         """The axis of the first result that holds features (channels, classes); None where it cannot be told.
 
-        known  those of the sources. Unless a layer says otherwise, features stay on the axis they have
+        known  the feature axes of the sources. By default, the result has its features on the same axis
         """
         for axis, shape in zip(known, sources, strict=True):
             if axis is not None and len(shape) == len(result):
@@ -229,7 +232,7 @@ class Layer(ABC):
                 )
 
     def sized(self, tensor: Tensor, slot: str, count: int, meaning: str) -> Tensor:
-        """Check that a parameter tensor holds exactly `count` elements; its spelling of the shape is free."""
+        """Check that a parameter tensor has exactly `count` elements, in any shape."""
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{type(self).__name__}: {slot} must be a Tensor, not {type(tensor).__name__}")
         descriptor = tensor.descriptor

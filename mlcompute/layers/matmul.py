@@ -1,4 +1,4 @@
-"""Products of matrices and of stacks of matrices."""
+"""Matmul of matrices and of stacks of matrices."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 class Normalization(Layer):
     """What all four normalizations share: y = gamma (x - m) / sqrt(v + epsilon) + beta.
 
-    beta, gamma       None means 0 and 1; what counts is their number of elements, not the spelling of the shape
+    beta, gamma       None means 0 and 1; any shape with the right number of elements is accepted
     variance_epsilon  keeps the root away from 0
     """
 

@@ -1,4 +1,4 @@
-"""Layers that work along one axis, element after element: sort, the k largest, running sums."""
+"""Sort, top-k and cumulative sum along one axis."""
 
 from __future__ import annotations
 

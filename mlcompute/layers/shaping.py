@@ -1,9 +1,9 @@
-"""Layers that show the same numbers in another shape, order or extent: reshape, transpose, slice."""
+"""Layers that change the shape or the order of axes: reshape, transpose, slice."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mlcompute import ops
 from mlcompute.layers.arguments import LEAST_AXIS, LEAST_INDEX, optional_whole_list, whole_list
@@ -29,7 +29,7 @@ class ReshapeLayer(Layer):
 
     shape = Copied[list[int]]("The shape asked for, with -1 where the extent was left open.")
 
-    def __init__(self, shape: Sequence[int], axes: Sequence[Sequence[int]] | None = None) -> None:
+    def __init__(self, shape: Iterable[int], axes: Sequence[Sequence[int]] | None = None) -> None:
         super().__init__()
         self._shape = whole_list(self.who, "shape", shape, least=-1)
         self._axes = None if axes is None else tuple(whole_list(self.who, "axes", group) for group in axes)
@@ -131,7 +131,7 @@ class TransposeLayer(Layer):
 
     dimensions = Copied[list[int]]("The source axis of every result axis.")
 
-    def __init__(self, dimensions: Sequence[int]) -> None:
+    def __init__(self, dimensions: Iterable[int]) -> None:
         super().__init__()
         given = whole_list(self.who, "dimensions", dimensions, LEAST_AXIS)
         # As many are named as the source has, so those that count from the last are known already.

@@ -1,4 +1,4 @@
-"""StopGradient: the same numbers, as if nobody had computed them."""
+"""StopGradient: the same values without a gradient."""
 
 from __future__ import annotations
 

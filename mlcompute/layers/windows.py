@@ -132,13 +132,15 @@ class WindowDescriptor:
 
     def padding(self, image: Pair) -> Padding:
         """(top, bottom, left, right) around a source of these extents; the odd pixel goes after."""
-        totals = []
-        for extent, reach, stride, size in zip(image, self.reach, self._strides, self._padding_sizes, strict=True):
-            if self._padding_policy == PaddingPolicy.SAME:
-                totals.append(max((-(-extent // stride) - 1) * stride + reach - extent, 0))
-            else:
-                totals.append(2 * size if self._padding_policy == PaddingPolicy.USE_PADDING_SIZE else 0)
-        return _halved(totals)
+        axes = zip(image, self.reach, self._strides, strict=True)
+        return self._sides([(-(-extent // stride) - 1) * stride + reach - extent for extent, reach, stride in axes])
+
+    def _sides(self, totals_if_same: list[int]) -> Padding:
+        """What lies before and after, axis by axis, where the policy SAME wants so much in all."""
+        if self._padding_policy == PaddingPolicy.SAME:
+            return _halved([max(total, 0) for total in totals_if_same])
+        uses_size = self._padding_policy == PaddingPolicy.USE_PADDING_SIZE
+        return _halved([2 * size if uses_size else 0 for size in self._padding_sizes])
 
     def result_image(self, image: Pair) -> Pair:
         """Extents of the result: how many windows fit. Below 1 where none does."""
@@ -161,13 +163,7 @@ class WindowDescriptor:
 
     def crop(self) -> Padding:
         """(top, bottom, left, right) a transposed convolution leaves out of its full result."""
-        totals = []
-        for reach, stride, size in zip(self.reach, self._strides, self._padding_sizes, strict=True):
-            if self._padding_policy == PaddingPolicy.SAME:
-                totals.append(max(reach - stride, 0))
-            else:
-                totals.append(2 * size if self._padding_policy == PaddingPolicy.USE_PADDING_SIZE else 0)
-        return _halved(totals)
+        return self._sides([reach - stride for reach, stride in zip(self.reach, self._strides, strict=True)])
 
     def transposed_image(self, image: Pair) -> Pair:
         """Extents of a transposed convolution's result; SAME multiplies the source by the strides."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlcompute import ops
 from mlcompute.enums import LossType, ReductionType
 from mlcompute.errors import DataError, ShapeError
+from mlcompute.foreign_names import expect_attribute
 from mlcompute.layers.arguments import between, whole
 from mlcompute.layers.layer import Forward
 from mlcompute.layers.loss import LossDescriptor, LossLayer
@@ -77,6 +78,13 @@ class YOLOLossDescriptor:
         self.minimum_iou_for_object_presence = 0.7
         #: An anchor that overlaps it by less than this should report no object.
         self.maximum_iou_for_object_absence = 0.3
+
+    if not TYPE_CHECKING:  # a type checker would let every name be set
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name[0] != "_":
+                expect_attribute(self, name, ("should_rescore", *_SCALES, *_THRESHOLDS))
+            super().__setattr__(name, value)
 
     @property
     def anchor_boxes_array(self) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -1,4 +1,4 @@
-"""LAMB: Adam whose step is as long, relative to the parameter, in every parameter."""
+"""LAMB: Adam with a step length relative to the norm of each parameter."""
 
 from __future__ import annotations
 

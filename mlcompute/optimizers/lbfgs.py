@@ -158,14 +158,14 @@ class LBFGS:
     # Saving ---------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Array]:
-        """What it remembers, as arrays: give it to `mlcompute.save(..., arrays=...)`, and back to `restore`."""
+        """The state as arrays, for `mlcompute.save(..., arrays=...)` and `restore`."""
         pairs = [*self._changes, *([self._last] if self._last is not None else [])]
         size = len(pairs[0][0]) if pairs else 0
         stacked = np.array(pairs, np.float64).reshape(len(pairs), 2, size)
         return {"lbfgs": stacked, "lbfgs scale": np.array([self._scale, float(self._last is not None)])}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Restore what `state` returned."""
         pairs = [(np.array(a, np.float64), np.array(b, np.float64)) for a, b in np.asarray(state["lbfgs"])]
         self._scale, has_last = (float(number) for number in np.asarray(state["lbfgs scale"]))
         self._last = pairs.pop() if has_last else None

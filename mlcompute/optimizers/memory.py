@@ -1,4 +1,4 @@
-"""OptimizerMemory: what an optimizer remembers about parameters. Users have `Tensor.optimizer_data`."""
+"""OptimizerMemory: an optimizer's data about parameters. Users have `Tensor.optimizer_data`."""
 
 from __future__ import annotations
 

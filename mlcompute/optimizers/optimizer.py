@@ -1,4 +1,4 @@
-"""What every optimizer is: shared settings, the numbers of the coming step, and an update rule written in ops."""
+"""Optimizer: shared settings, the scalars of the next step, and an update rule written in ops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mlcompute import ops
 from mlcompute.enums import GradientClippingType, RegularizationType
 from mlcompute.errors import warn
-from mlcompute.foreign_names import advice_for_keyword
+from mlcompute.foreign_names import advice_for_keyword, expect_attribute
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
 from mlcompute.optimizers.descriptor import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #: many updates went by without the parameter: -300 of one that was unfrozen after 300.
 Members = tuple[int, ...]
 
-#: States that start as the parameter and follow it.
+#: States that start as a copy of the parameter: slow weights and averages.
 SLOW_WEIGHTS, AVERAGE = "slow_weights", "average"
 
 
@@ -63,7 +63,7 @@ _NO_CLIPPING_BY_NORM = {"clip_norm": inf}
 
 
 class Optimizer(ABC):
-    """Base of all optimizers: shared settings and the questions the compiler asks. Describes; never computes.
+    """Base class of all optimizers: shared settings, and the update described in ops.
 
     groups  parameters with settings of their own; the others have those of the optimizer
 
@@ -109,10 +109,10 @@ class Optimizer(ABC):
         "Share of the averages of the weights kept per update; 0 keeps no averages.", "_descriptor.average_decay"
     )
     lookahead_steps = ReadOnly[int](
-        "After so many updates the slow weights follow; 0: there are none.", "_descriptor.lookahead_steps"
+        "Updates between moves of the slow weights; 0: no slow weights.", "_descriptor.lookahead_steps"
     )
     lookahead_scale = ReadOnly[float](
-        "How far the slow weights go towards the fast ones.", "_descriptor.lookahead_scale"
+        "How far the slow weights move towards the weights, from 0 to 1.", "_descriptor.lookahead_scale"
     )
     descriptor = ReadOnly[OptimizerDescriptor]("The settings all optimizers share, as they were given.")
     groups = ReadOnly[tuple[ParameterGroup, ...]]("Parameters with settings of their own.")
@@ -144,6 +144,13 @@ class Optimizer(ABC):
         self._groups: tuple[ParameterGroup, ...] = ()
         self._memory = OptimizerMemory()
         self._adopt(groups)
+
+    if not TYPE_CHECKING:  # a type checker would let every name be set
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name[0] != "_":
+                expect_attribute(self, name)  # optimizer.learningRate = 0.1, optimizer.lr = 0.1
+            super().__setattr__(name, value)
 
     @property
     def first_step(self) -> int:
@@ -215,7 +222,7 @@ class Optimizer(ABC):
         self._groups = given
 
     def rule(self, members: Members) -> Optimizer:
-        """The optimizer as it is for parameters of some groups: the settings of later ones count more."""
+        """The optimizer with the settings of these parameter groups; later groups override earlier ones."""
         groups = [self._groups[index] for index in members if index >= 0]
         if not groups:
             return self
@@ -270,7 +277,7 @@ class Optimizer(ABC):
             warn(f"{who}: learning_rate is {rate:g}, more than {self.largest_sensible_rate:g}: {usual}, is it meant?")
 
     def schedule_rate(self, value: float) -> None:
-        """Set the rate of one step among many: 0, where a warm-up starts and a decay ends, is nothing to warn about."""
+        """Set the learning rate of one step of a schedule. A rate of 0, as in a warm-up, causes no warning."""
         rate = checked_rate(type(self).__name__, value)
         if rate == 0.0:
             self._learning_rate = rate
@@ -291,7 +298,7 @@ class Optimizer(ABC):
 
     @property
     def has_clipping(self) -> bool:
-        """Do updates have steps that clip? Since that was first switched on; off again, their limits are infinite."""
+        """Does the update contain clipping? True once it was switched on; switched off again, limits are infinite."""
         return self._has_clipping
 
     @property
@@ -336,7 +343,7 @@ class Optimizer(ABC):
 
     @property
     def followers(self) -> tuple[str, ...]:
-        """States that start as the parameter and follow it."""
+        """States that start as a copy of the parameter: slow weights and averages."""
         slow = (SLOW_WEIGHTS,) if self._descriptor.lookahead_steps else ()
         return (*slow, AVERAGE) if self._descriptor.average_decay else slow
 
@@ -344,7 +351,7 @@ class Optimizer(ABC):
     def update(self, h: Mapping[str, Value], w: Value, g: Value, state: Sequence[Value]) -> tuple[Value, list[Value]]:
         """New parameter and new state, in ops. `h` holds this step's scalars; all values share one dtype.
 
-        What a rule's `_rates` gives is in `h`; `h["weight_decay"]` is there when `has_penalty`.
+        `h` also has what `rates` returns, and `h["weight_decay"]` if `has_penalty`.
         """
 
     @property
@@ -354,7 +361,7 @@ class Optimizer(ABC):
 
     @property
     def rule_scalar_names(self) -> tuple[str, ...]:
-        """Those of them that parameters of other groups have others of."""
+        """Those of `scalar_names` that differ between parameter groups."""
         return tuple(self.rule_scalars(1))
 
     def scalars(self, time_step: int) -> dict[str, float]:
@@ -398,13 +405,13 @@ class Optimizer(ABC):
         return direction * h["weight_decay"]
 
     def frozen(self) -> Optimizer:
-        """The settings as they are now, for a run that is queued."""
+        """A copy of the present settings, for a queued run."""
         frozen = object.__new__(type(self))
         vars(frozen).update(vars(self), _groups=tuple(group.frozen() for group in self._groups))
         return frozen
 
     def advance_to(self, time_step: int) -> None:
-        """Told by the training graph, after all parameters were updated, which number the next update has."""
+        """Set the number of the next update. The training graph calls it after all parameters were updated."""
         self._time_step = time_step
 
 

@@ -138,7 +138,7 @@ class ParameterGroup:
             owner.outdated()
 
     def joins(self, owner: Optimizer) -> None:
-        """It belongs to an optimizer, and to no other."""
+        """Bind the group to an optimizer; a group can belong to one optimizer only."""
         present = self._owner() if self._owner is not None else None
         if present is not None and present is not owner:
             raise DataError(f"{self.who} belongs to another optimizer", fix="make a group for each")
@@ -151,7 +151,7 @@ class ParameterGroup:
         return any(fnmatch.fnmatchcase(name, p) or fnmatch.fnmatchcase(layer_name, p) for p in self._names)
 
     def frozen(self) -> Self:
-        """The settings as they are now, for a run that is queued."""
+        """A copy of the present settings, for a queued run."""
         return copy.copy(self)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -50,17 +50,19 @@ def build() -> nn.Module:
 
 
 def train(model: nn.Module, data, epochs: int = 5) -> list[float]:
-    loss_function = nn.CrossEntropyLoss(torch.tensor([0.5, 1.0, 2.0]), ignore_index=UNLABELLED)
+    class_weights = torch.tensor([0.5, 1.0, 2.0])
+    loss_function = nn.CrossEntropyLoss(class_weights, ignore_index=UNLABELLED)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     loader = DataLoader(TensorDataset(*map(torch.from_numpy, data)), batch_size=BATCH)
     history = []
     for _ in range(epochs):
-        total = 0.0
+        total = count = 0.0
         for images, labels in loader:
             loss = loss_function(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            total += loss.item()
-        history.append(total / len(loader))
+            labelled = class_weights[labels[labels != UNLABELLED]].sum().item()  # what the mean divides by
+            total, count = total + loss.item() * labelled, count + labelled
+        history.append(total / count)
     return history
