@@ -42,9 +42,9 @@ def page() -> str:
     parts = [
         "# All messages",
         "",
-        "What errors say, read from the source; … stands for what differs from case to case.",
+        "Every error message of the package. … stands for what differs from case to case.",
     ]
-    parts += ["[Errors, explained](../errors.md) has the background to those people meet most."]
+    parts += ["[Errors, explained](../errors.md) says more about common errors."]
     for heading, found in messages().items():
         parts += ["", f"## {heading}", "", "| message | expected, and what to do |", "| --- | --- |"]
         for one in sorted(found):
