@@ -15,7 +15,7 @@ import mlcompute as mlc
 from mlcompute.building.builder import Activation
 from mlcompute.building.choices import LossName, OptimizerName
 from mlcompute.errors import DataError
-from mlcompute.layers.arguments import whole
+from mlcompute.layers.arguments import number_of
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -48,7 +48,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.epochs, self.batch_size, self.random_state, self.verbose = epochs, batch_size, random_state, verbose
 
     def _fit(self, x: Any, y: Any, outputs: int, loss: LossName) -> None:
-        batch = min(whole(type(self).__name__, "batch_size", self.batch_size, 1), len(x))
+        batch = min(number_of(type(self).__name__, "batch_size", self.batch_size, 1), len(x))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         with _seeded:
             before = mlc.Platform.rng_state()

@@ -123,6 +123,7 @@ def column(
     *,
     batch: int,
     class_axis: int = 0,
+    is_over_classes: bool = False,
     is_weight: bool = False,
     follows: bool = False,
     classes: tuple[int, int | None] | None = None,
@@ -131,6 +132,7 @@ def column(
 
     batch       the number of samples the graph was built for; 0: the tensor holds nothing per sample
     class_axis  of labels: where the classes are
+    is_over_classes  of labels: are they one class of several, and not numbers to be predicted or yes-or-no answers?
     is_weight   it weighs labels
     follows     labels or weights whose extents follow those of inputs that vary
     classes     of integer class labels: how many classes there are, and the label that is ignored
@@ -152,7 +154,7 @@ def column(
         return Column(name, tensor, array, scale, varied=shape[1:] if shape != d.shape else None)
     shape = _varied(tensor, array.shape, class_axis, follows)
     varied = shape[1:] if shape != d.shape else None
-    if is_label and _are_class_numbers(array, shape, class_axis):
+    if is_over_classes and is_label and _are_class_numbers(array, shape, class_axis):
         _expect_classes(who, array, d.shape[class_axis], None)
         return Column(name, tensor, array, scale, class_axis=class_axis, varied=varied)
     given, wanted = (tuple(e for e in extents[1:] if e != 1) for extents in (array.shape, shape))
@@ -160,7 +162,9 @@ def column(
         fix = rearrangement(array.shape, (len(array), *d.shape[1:]))
         if array.shape == d.shape[1:]:
             fix = "this is one sample: give it an axis for samples, array[None]"
-        if is_label and array.dtype.kind not in "iu" and _has_one_entry_for(array, d.shape, class_axis):
+        if is_label and not is_over_classes and _has_one_entry_for(array, d.shape, class_axis):
+            fix = _one_per_output(len(array), d.shape, class_axis)
+        elif is_label and array.dtype.kind not in "iu" and _has_one_entry_for(array, d.shape, class_axis):
             fix = "integer class labels must be whole numbers: labels.astype(int)"
         elif is_label and array.dtype.kind in "iu" and array.shape[1:] in (d.shape[1:-1], d.shape[2:]):
             fix = f"classes lie on axis {class_axis}: give the loss another class_axis=, or give one-hot labels"
@@ -181,6 +185,16 @@ def column(
             fix=fix,
         )
     return Column(name, tensor, _castable(array, tensor, who), scale, varied=varied)
+
+
+def _one_per_output(samples: int, shape: tuple[int, ...], class_axis: int) -> str:
+    """What to do with one label per sample where the loss compares every output with a label of its own."""
+    dense = "np.eye({0})[labels]" if class_axis == len(shape) - 1 else "np.moveaxis(np.eye({0})[labels], -1, {1})"
+    return (
+        "this loss needs a label for every output. Classes: the loss 'softmax_cross_entropy', or one-hot labels, "
+        f"{dense.format(shape[class_axis], class_axis)}. Numbers: labels of shape {(samples, *shape[1:])}, or a last "
+        "layer with 1 output"
+    )
 
 
 def _readable(data: Any, array: Array) -> str:

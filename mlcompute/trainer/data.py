@@ -42,6 +42,7 @@ class Feed:
     probabilities labels that the loss compares as numbers from 0 to 1
     weighs_alike  without weights every sample weighs 1
     class_axes    where labels have their classes, if not on axis 1
+    over_classes  labels of losses over classes: integer class labels become one-hot where the tensor is dense
     shared        tensors of which no axis counts samples, as a mask over queries and keys
     added         tensors whose numbers are added to others, as a floating mask: booleans are refused
     weighed       labels -> the weights of the loss that compares with them
@@ -59,6 +60,7 @@ class Feed:
     probabilities: frozenset[str] = frozenset()
     weighs_alike: bool = False
     class_axes: Mapping[str, int] = field(default_factory=dict)
+    over_classes: frozenset[str] = frozenset()
     shared: AbstractSet[Tensor] = frozenset()
     added: AbstractSet[Tensor] = frozenset()
     weighed: Mapping[str, str] = field(default_factory=dict)

@@ -54,6 +54,7 @@ def columns_of(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list
                     who,
                     batch=feed.batch if feed.counts_samples(tensors[name]) else 0,
                     class_axis=0 if name in feed.functions else axes.get(name, 0),
+                    is_over_classes=name in feed.over_classes,
                     is_weight=kind == "weight",
                     follows=feed.varies and kind != "input",
                     classes=feed.classes.get(name) if kind == "label" else None,

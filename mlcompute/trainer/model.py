@@ -18,6 +18,7 @@ from mlcompute.errors import DataError, Error, GraphError
 from mlcompute.graph import Node
 from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
+from mlcompute.layers.class_labels import INDEXED
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.objective import ObjectiveLayer, is_loss
@@ -139,6 +140,7 @@ class Model(Predictor):
             compared,
             self._probabilities(labels),
             class_axes=self._class_axes(),
+            over_classes=self._over_classes(labels),
             shared=request.shared,
             added=request.added,
             classes=self._classes(labels),
@@ -480,6 +482,16 @@ class Model(Predictor):
         names = {tensor: name for name, tensor in definition_of(self.training).declared.labels.items()}
         labelled = [node for node in self._nodes if node.labels and node.labels[0] in names]
         return {names[node.labels[0]]: class_axis_of_loss(node) or 0 for node in labelled}
+
+    def _over_classes(self, labels: Mapping[str, Tensor]) -> frozenset[str]:
+        """Names of the labels that are one class of several, so that whole numbers can only be classes."""
+        read = {
+            label
+            for node in self._nodes
+            if isinstance(node.layer, LossLayer) and node.layer.descriptor.loss_type in INDEXED
+            for label in node.labels
+        }
+        return frozenset(name for name, tensor in labels.items() if tensor in read)
 
     @property
     def parameters(self) -> list[Tensor]:

@@ -10,7 +10,7 @@ from mlcompute.building.contents import contents_of
 from mlcompute.device import Device, expect_device
 from mlcompute.errors import Error, GraphError
 from mlcompute.inference import InferenceGraph
-from mlcompute.layers.arguments import whole
+from mlcompute.layers.arguments import number_of
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.objective import is_loss
 from mlcompute.runtime.call_data import batch_of
@@ -100,7 +100,7 @@ def answers(
     predictor = known[key]
     data = data_from(who, predictor.feed, x, only_inputs=True)
     data.check(1, batch_size)
-    size = predictor.feed.batch if batch_size is None else whole(who, "batch_size", batch_size, 1)
+    size = predictor.feed.batch if batch_size is None else number_of(who, "batch_size", batch_size, 1)
     found = predict(predictor, data, min(size, predictor.feed.batch), who)
     is_one = isinstance(outputs, (Tensor, str)) or (outputs is None and len(found) == 1)
     return next(iter(found.values())) if is_one else found

@@ -18,7 +18,7 @@ from mlcompute.foreign_names import TRAINER_ATTRIBUTES, advice_for_attribute
 from mlcompute.graph import Graph
 from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
-from mlcompute.layers.arguments import number_of, whole
+from mlcompute.layers.arguments import number_of
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.optimizers import Optimizer
 from mlcompute.runtime.definition import definition_of
@@ -329,7 +329,7 @@ class Trainer:
 
     def _size(self, given: int | None, who: str) -> int:
         most = self.model.feed.batch
-        size = most if given is None else whole(who, "batch_size", given, 1)
+        size = most if given is None else number_of(who, "batch_size", given, 1)
         if size > most:
             raise ShapeError(
                 f"{who}: batch_size is {size}, the graph was built for {most}",

@@ -103,6 +103,57 @@ def test_labels_that_are_no_class() -> None:
         trainer(class_weights=weights).fit(X, Y, last_batch="pad", verbose=0)
 
 
+ONE_PER_OUTPUT = (
+    r"(?s)expected  shape \(40, 4\).*for every output.*'softmax_cross_entropy'.*np\.eye\(4\)\[labels\].*\(40, 4\)"
+)
+
+
+@pytest.mark.parametrize("loss", ["mse", "mae", "huber", "sigmoid_cross_entropy", "hinge", "cosine_distance"])
+@pytest.mark.parametrize("y", [Y, Y[:, None], Y.astype(np.float32), Y > 1, Y.astype(np.uint8)])
+def test_only_losses_over_classes_take_class_labels(loss: Any, y: Any) -> None:
+    """PyTorch and Keras repeat such labels, or refuse them; one-hot they never are."""
+    made = trainer_with(loss)
+    before = made.copy_parameters()
+    for call in (
+        lambda: made.fit(X, y, verbose=0),
+        lambda: made.evaluate(X, y),
+        lambda: made.fit(X, HOT, validation=(X, y), verbose=0),
+        lambda: made.fit(X, {"labels": y}, verbose=0),
+    ):
+        with pytest.raises(mlc.DataError, match=ONE_PER_OUTPUT):
+            call()
+    for was, now in zip(before, made.copy_parameters(), strict=True):
+        np.testing.assert_array_equal(was, now)
+    with pytest.raises(mlc.DataError, match=r"(?s)batch 0.*for every output"):
+        made.fit([(X[:16], y[:16])], verbose=0)
+    assert np.isfinite(made.fit(X, HOT, verbose=0)["loss"][0])
+
+
+def trainer_with(loss: Any) -> mlc.Trainer:
+    graph = mlc.Graph()
+    graph.dense(graph.input((16, 6), "x"), 4, weights=mlc.Tensor(shape=(4, 6), data=WEIGHTS), name="head")
+    return mlc.Trainer(graph, loss=loss)
+
+
+def test_class_labels_of_several_outputs() -> None:
+    graph = mlc.Graph()
+    x = graph.input((16, 6), "x")
+    graph.dense(x, 4, name="kind")
+    graph.dense(x, 4, name="box")
+    made = mlc.Trainer(graph, loss={"kind": "softmax_cross_entropy", "box": "mse"})
+    with pytest.raises(mlc.DataError, match=r"(?s)'box'.*for every output"):
+        made.fit(X, {"kind": Y, "box": Y}, verbose=0)
+    made.fit(X, {"kind": Y, "box": HOT}, verbose=0)
+
+
+def test_class_labels_of_pixels_for_numbers() -> None:
+    graph = mlc.Graph()
+    graph.convolution(graph.input((4, 2, 5, 5), "x"), 3, kernel=1)
+    x, y = RNG.standard_normal((4, 2, 5, 5)).astype(np.float32), RNG.integers(0, 3, (4, 5, 5))
+    with pytest.raises(mlc.DataError, match=r"(?s)np\.moveaxis\(np\.eye\(3\)\[labels\], -1, 1\).*\(4, 3, 5, 5\)"):
+        mlc.Trainer(graph, loss="mse").fit(x, y, verbose=0)
+
+
 def test_a_graph_with_a_loss_of_its_own() -> None:
     graph = mlc.Graph()
     words = graph.input((4, 6), "words", data_type=mlc.DataType.INT32)

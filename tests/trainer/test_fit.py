@@ -292,6 +292,7 @@ REFUSALS: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
     "no array": (np.zeros((9, 4)), object(), {}, mlc.DataError, "cannot be"),
     "a number": (3.0, np.zeros(9), {}, mlc.DataError, "a single number"),
     "no labels": (np.zeros((9, 4)), None, {}, mlc.DataError, "labels"),
+    "no batch size": (*points(9), {"batch_size": 0}, mlc.DataError, "batch_size is 0"),
     "batch size": (*points(9), {"batch_size": 64}, mlc.ShapeError, r"(?s)built for 16.*accumulate=4"),
     "epochs": (*points(9), {"epochs": -1}, mlc.DataError, "epochs is -1"),
     "steps": (*points(9), {"steps_per_epoch": 0}, mlc.DataError, "steps_per_epoch is 0"),
