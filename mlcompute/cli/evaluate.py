@@ -42,4 +42,5 @@ def run(args: argparse.Namespace) -> Answer:
         facts["baseline"] = float(counts.max() / len(labels))
         text += f"  (always answering {data.classes[counts.argmax()]!r}: {facts['baseline']:.4f})"
     part = f"{len(data):,} samples" + (" that were held out in training (--all takes all)" if is_held_out else "")
-    return Answer(f"{data.name}, {part}\n{text}", facts)
+    notes = "".join(f"\nnote: {note}" for note in data.notes) if args.data is not None else ""
+    return Answer(f"{data.name}, {part}\n{text}{notes}", facts)

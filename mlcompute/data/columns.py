@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +31,7 @@ class Frame:
 
     lines    where each sample stands in the file, counted in what `place` says
     decimal  the decimal mark of its numbers, as far as it shows
+    blank    rows of separators alone: every value is missing
     """
 
     who: str
@@ -38,6 +39,30 @@ class Frame:
     lines: list[int]
     place: str = "line"
     decimal: str = ""
+    blank: tuple[int, ...] = ()
+
+    def without_blank(self, *, only_last: bool = False) -> tuple[Frame, tuple[str, ...]]:
+        """The table without rows of separators alone, as spreadsheets leave them behind the others; and a note.
+
+        only_last  those between others stay
+        """
+        blank, count = set(self.blank), len(self.lines)
+        last = next((k for k in reversed(range(count)) if k not in blank), -1)
+        left = [k for k in self.blank if not only_last or k > last]
+        if not left:
+            return self, ()
+        if last < 0:
+            raise DataError(f"{self.who}: no line holds a value", lines=str(count), fix="give lines with values")
+        kept = np.setdiff1d(np.arange(count), left)
+        shown, more = [self.lines[k] for k in left[:5]], f" and {len(left) - 5:,} more" if len(left) > 5 else ""
+        what = f"{self.place}{'s'[: len(left) > 1]} {', '.join(map(str, shown))}{more}"
+        frame = replace(
+            self,
+            columns={name: column[kept] for name, column in self.columns.items()},
+            lines=[self.lines[k] for k in kept],
+            blank=tuple(int(k) for k in np.flatnonzero(np.isin(kept, self.blank))),
+        )
+        return frame, (f"{what} left out: no column has a value",)
 
     def at(self, row: int) -> str:
         """Where a sample stands."""

@@ -28,7 +28,9 @@ def read_frame(
     decimal: str = "",
     usual_decimal: str = "",
 ) -> Frame:
-    """The columns of a file. Lines without anything in them are left out.
+    """The columns of a file. Lines of separators alone are samples of missing values, empty lines are none.
+
+    In a file of one column, where an empty line is all that a missing value can be, those between others are samples.
 
     separator  between fields; empty: the one of , ; | and tab that the first line has most of
     decimal    the decimal mark, "." or ","; empty: what the columns show, else `usual_decimal`
@@ -45,9 +47,16 @@ def read_frame(
     first = re.sub(r'"[^"]*"', "", re.match(r'(?:[^"\r\n]|"[^"]*")*', text)[0])  # type: ignore[index]
     separator = separator or (told[1] if told else max(_SEPARATORS, key=first.count))
     rows = _rows(path, text, separator, 1 if told else 0)
+    while not any(field.strip() for field in rows[0][1]):  # what stands above the column names
+        rows = rows[1:]
     start, names = rows[0][0], [name.strip() for name in rows[0][1]]
     if header:
         rows = rows[1:]
+    if len(names) > 1:
+        rows = [(line, row) for line, row in rows if len(row) > 1 or row[0].strip()]
+    else:
+        while rows and not any(rows[-1][1]):
+            rows = rows[:-1]
     if not rows:
         raise DataError(f"{path}: there are column names and no samples", columns=", ".join(names), fix="add lines")
     _expect_widths(path, rows, start, len(names), separator)
@@ -59,11 +68,12 @@ def read_frame(
         named = [(f"c{k + 1}", column) for k, column in enumerate(texts)]
     lines = [line for line, _ in rows]
     columns, mark = typed(str(path), dict(named), lambda row: f"line {lines[row]}", separator, decimal, usual_decimal)
-    return Frame(str(path), columns, lines, decimal=mark)
+    blank = tuple(k for k, (_, row) in enumerate(rows) if not any(field.strip() for field in row))
+    return Frame(str(path), columns, lines, decimal=mark, blank=blank)
 
 
 def _rows(path: Path, text: str, separator: str, before: int) -> _Rows:
-    """The fields of every line that has any, and where it ends; `before`: lines that were taken off."""
+    """The fields of every line, one at least, and where it ends; `before`: lines that were taken off."""
     rows: _Rows = []
     end, spans = 0, False
     for strict in (False, True):
@@ -74,8 +84,8 @@ def _rows(path: Path, text: str, separator: str, before: int) -> _Rows:
             for row in reader:
                 spans = spans or reader.line_num > end + 1
                 end = reader.line_num
-                if not strict and any(field.strip() for field in row):
-                    rows.append((end + before, row))
+                if not strict:
+                    rows.append((end + before, row or [""]))
         except csv.Error as error:
             fix = 'close quoted text, and double the quotation marks in it: "12"" pipe"'
             raise DataError(f"{path}: line {end + before + 1}: {error}", fix=fix) from error

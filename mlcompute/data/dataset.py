@@ -135,7 +135,9 @@ class Dataset:
         assert self.preprocessing is not None
         split = replace(self.preprocessing.split, other=os.fspath(path))
         preprocessing = replace(self.preprocessing, split=split)
-        return replace(self, preprocessing=preprocessing, validation=preprocessing.read(path))
+        validation = preprocessing.read(path)
+        notes = self.notes + tuple(f"{validation.name}: {note}" for note in validation.notes)
+        return replace(self, preprocessing=preprocessing, validation=validation, notes=notes)
 
     def batch(self, indices: Array, epoch: int = 0) -> tuple[Any, Any]:
         """(x, y) of some samples, as the network is fed them in an epoch."""

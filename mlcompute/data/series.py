@@ -31,7 +31,9 @@ class SeriesPreprocessing(Preprocessing):
     def read(self, path: Any, *, labels: bool = True) -> Dataset:
         from mlcompute.data.table import read_frame
 
-        return self.dataset(read_frame(path, self.options), labels)
+        frame, notes = read_frame(path, self.options).without_blank(only_last=True)
+        found = self.dataset(frame, labels)
+        return replace(found, notes=notes + found.notes)
 
     def dataset(self, frame: Frame, labels: bool = True) -> Dataset:
         """Every window of a table; without labels also those whose future is not in it."""
@@ -39,16 +41,17 @@ class SeriesPreprocessing(Preprocessing):
 
         assert self.target is not None
         name = find_target(frame, self.target.name)
-        values = TablePreprocessing("", None, self.split, self.columns, {}).dataset(frame, labels=False).x
+        lines = TablePreprocessing("", None, self.split, self.columns, {}).dataset(frame, labels=False)
         count = _count(frame, self.window, self.horizon if labels else 0)
         # A view: window k is rows k ... k + window - 1.
-        x = np.lib.stride_tricks.sliding_window_view(values, self.window, axis=0)[:count].swapaxes(1, 2)
+        x = np.lib.stride_tricks.sliding_window_view(lines.x, self.window, axis=0)[:count].swapaxes(1, 2)
         y = None
         if labels:
             last = self.window - 1 + self.horizon
             y = self.target.encode(frame.who, known(frame, name)[last : last + count])
         ends = tuple(f"after {frame.at(k + self.window - 1)}" for k in range(count))
-        return Dataset(FilePath(frame.who).name, np.ascontiguousarray(x), y, self, sample_names=ends)
+        x = np.ascontiguousarray(x)
+        return Dataset(FilePath(frame.who).name, x, y, self, notes=lines.notes, sample_names=ends)
 
     @classmethod
     def restored(cls, fields: dict[str, Any]) -> Preprocessing:
@@ -69,6 +72,7 @@ def series(
     who = frame.who
     if window < 1 or horizon < 1:
         raise DataError(f"{who}: window is {window}, horizon is {horizon}", expected="1 or more lines")
+    frame, left_out = frame.without_blank(only_last=True)
     values = known(frame, name)
     count = _count(frame, window, horizon)
     parts = split.parts(who, count)
@@ -92,7 +96,7 @@ def series(
     notes = [f"{column.name:<{width}}  {column.kind:<8}  {column.why}" for column in columns]
     later = f"{horizon} line{'s'[: horizon > 1]} later"
     notes.append(f"x: {window} lines in a row;  y: {name!r}, {later}, {target.described()}")
-    notes += times
+    notes += [*times, *left_out]
     data = replace(whole, notes=tuple(notes)).with_held_out(Parts(first, parts.validation, parts.test))
     return data.validated_with(validation) if isinstance(validation, (str, os.PathLike)) else data
 

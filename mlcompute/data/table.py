@@ -57,7 +57,10 @@ class TablePreprocessing(Preprocessing):
 
     def read(self, path: Any, *, labels: bool = True) -> Dataset:
         frame = read_frame(path, self.options)
-        return self.dataset(frame, labels)
+        # Without labels every line gets its prediction.
+        frame, notes = frame.without_blank() if labels else (frame, ())
+        found = self.dataset(frame, labels)
+        return replace(found, notes=notes + found.notes)
 
     def dataset(self, frame: Frame, labels: bool = True) -> Dataset:
         """The samples of a table."""
@@ -204,6 +207,7 @@ def _decided(
         from mlcompute.data.series import series
 
         return series(frame, name, given, validation, Split(share, test, seed, in_order=True), window, horizon, options)
+    frame, left_out = frame.without_blank()
     raw = target_values(frame, name)
     found = Target.of(who, name, raw, task, looks_like_classes(raw))
     y = found.encode(who, raw)
@@ -227,7 +231,7 @@ def _decided(
     width = max(len(one) for one in frame.columns)
     notes = [f"{column.name:<{width}}  {column.kind:<8}  {column.why}" for column in columns]
     counted = whole.y if found.classes else None
-    notes.append(f"{name:<{width}}  {'target':<8}  {found.described(counted)}")
+    notes += [f"{name:<{width}}  {'target':<8}  {found.described(counted)}", *left_out]
     data = replace(whole, notes=tuple(notes)).with_held_out(parts)
     return data.validated_with(validation) if isinstance(validation, (str, os.PathLike)) else data
 

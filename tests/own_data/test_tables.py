@@ -140,6 +140,56 @@ def test_what_spreadsheets_and_other_programs_write() -> None:
     assert "ignored   left out: it has no name" in str(mlc.data.read_csv("t.csv")), "the index of a DataFrame"
 
 
+def test_lines_of_separators_alone_are_samples_of_missing_values() -> None:
+    """Predictions stand in the order of the lines; in training such a line is left out, and it is said."""
+    rows = [f"{k * 7 % 40},{'red' if k % 2 else 'blue'},{k % 7}.5\n" for k in range(40)]
+    Path("t.csv").write_text("size,colour,y\n" + "".join([*rows[:9], ",,\n", *rows[9:], ",,\n"]))
+    Path("whole.csv").write_text("size,colour,y\n" + "".join(rows))
+    data, whole = mlc.data.read_csv("t.csv", "y"), mlc.data.read_csv("whole.csv", "y")
+    np.testing.assert_array_equal(data.x, whole.x)
+    np.testing.assert_array_equal(data.y, whole.y)
+    assert data.notes[-1] == "lines 11, 43 left out: no column has a value"
+    prepared = data.preprocessing
+    assert prepared is not None
+    assert prepared.read("t.csv").notes == data.notes[-1:]
+    assert data.validated_with("t.csv").notes[-1] == f"t.csv: {data.notes[-1]}"
+    Path("new.csv").write_text("size,colour\n1,red\n,\n3,blue\n \n\n,\n")
+    new = prepared.read("new.csv", labels=False)
+    assert len(new) == 4, "an empty line is no line of the table"
+    np.testing.assert_array_equal(new.x[[1, 3]], np.zeros((2, 3), np.float32))
+    assert new.notes == (
+        "colour: 2 values that training has not seen",
+        "size: 2 missing, where training had every value: the mean is taken",
+    )
+    assert new.sample_names == ("line 2", "line 3", "line 4", "line 7")
+    Path("new.csv").write_text("size,colour\n1,red\n,,,\n3,blue\n")
+    with pytest.raises(mlc.DataError, match="line 3 has 4 fields, the first line 2"):
+        prepared.read("new.csv", labels=False)
+    Path("t.csv").write_text("size,colour,y\n,,\n,,\n")
+    with pytest.raises(mlc.DataError, match="no line holds a value"):
+        mlc.data.read_csv("t.csv", "y")
+
+
+def test_empty_lines_of_a_single_column_are_missing_values() -> None:
+    Path("one.csv").write_text("size\n1\n\n3\n\n\n")
+    np.testing.assert_array_equal(csv_file.read_frame(Path("one.csv")).columns["size"], [1, np.nan, 3])
+    assert csv_file.read_frame(Path("one.csv")).lines == [2, 3, 4]
+
+
+def test_no_line_of_a_series_goes_missing() -> None:
+    rows = [f"{np.sin(k):.3f},{k % 5}\n" for k in range(60)]
+    Path("s.csv").write_text("y,hour\n" + "".join([*rows, ",\n", ",\n"]))
+    data = mlc.data.read_csv("s.csv", "y", window=4)
+    assert data.notes[-1] == "lines 62, 63 left out: no column has a value"
+    assert len(data) + len(data.validation) == 60 - 4 - 4, "no window reaches from one part into the other"
+    Path("s.csv").write_text("y,hour\n" + "".join([*rows[:9], ",\n", *rows[9:]]))
+    with pytest.raises(mlc.DataError, match="the target 'y' is missing in line 11"):
+        mlc.data.read_csv("s.csv", "y", window=4)
+    new = data.preprocessing.read("s.csv", labels=False)  # type: ignore[union-attr]
+    assert len(new) == 61 - 3
+    assert "hour: 1 missing, where training had every value: the mean is taken" in new.notes
+
+
 def test_dates() -> None:
     times = [
         "2026-01-01",
