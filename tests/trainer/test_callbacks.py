@@ -299,6 +299,31 @@ def test_tensorboard_beside_other_watchers(model: mlc.Trainer, tmp_path: Path) -
     assert set(histograms.values()) == {2}  # of the first step of each epoch only
 
 
+def test_event_files_of_the_same_second_are_kept(model: mlc.Trainer, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
+    for _ in range(2):
+        fit(model, mlc.callbacks.TensorBoard(tmp_path), epochs=1)
+    assert len(list(tmp_path.glob("events*"))) == 2
+
+
+def test_event_files_that_cannot_be_written_say_so(
+    model: mlc.Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much is to be written: nobody waits for a thread that has ended."""
+    writer = pytest.importorskip("tensorboardX.record_writer", reason="tensorboardX is not installed")
+    (tmp_path / "file").touch()
+    before = model.copy_parameters()
+    with pytest.raises(mlc.FileError, match=rf"TensorBoard: {re.escape(str(tmp_path))}/file/logs/events\S+ could not"):
+        fit(model, mlc.callbacks.TensorBoard(tmp_path / "file" / "logs"))
+    for found, wanted in zip(model.copy_parameters(), before, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    if Path("/dev/full").exists():  # Linux's device that has no space left
+        monkeypatch.setattr(writer, "open_file", lambda path: Path("/dev/full").open("wb"))
+        board = mlc.callbacks.TensorBoard(tmp_path, histogram_freq=1, update_freq=1)
+        with pytest.raises(mlc.FileError, match=r"(?s)could not be written: No space left.*free space, or choose"):
+            fit(model, board, epochs=20)
+
+
 def events(folder: Path) -> tuple[dict[str, list[float]], dict[str, int]]:
     """Scalars, and how many histograms there are of each name, in an event file."""
     from tensorboardX.proto.event_pb2 import Event

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import itertools
 import math
-from collections.abc import Mapping
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from mlcompute.errors import DataError, FileError
 from mlcompute.ops.bfloat16 import computed
@@ -14,6 +21,13 @@ from mlcompute.tensor import Tensor
 from mlcompute.trainer.callbacks.callback import Callback, Logs
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.rates import rate_logs
+
+
+def _not_written(who: str, path: object, error: OSError) -> FileError:
+    return FileError(
+        f"{who}: {path} could not be written: {error.strerror or error}",
+        fix="free space, or choose another folder; what was trained is kept",
+    )
 
 
 class CSVLogger(Callback):
@@ -37,10 +51,7 @@ class CSVLogger(Callback):
         try:
             self._write(epoch, logs)
         except OSError as error:
-            raise FileError(
-                f"CSVLogger: {self.filename} could not be written: {error.strerror or error}",
-                fix="free space, or choose another folder; what was trained is kept",
-            ) from error
+            raise _not_written("CSVLogger", self.filename, error) from error
 
     def _write(self, epoch: int, logs: Logs) -> None:
         continues = self._continues and self.filename.exists() and self.filename.stat().st_size > 0
@@ -72,6 +83,69 @@ class CSVLogger(Callback):
         self._continues, self._lines = bool(state["continues"]), int(state.get("lines", 0))
 
 
+#: The borders between the bins of TensorFlow's histograms.
+_POSITIVE = 1e-12 * 1.1 ** np.arange(774)
+_BINS = [*-_POSITIVE[::-1], 0.0, *_POSITIVE]
+
+
+class _EventFile:
+    """One of TensorBoard's event files. tensorboardX's SummaryWriter writes on a thread: where the disk is full, that
+    thread ends, and whoever goes on adding to its queue waits for ever."""
+
+    _count = itertools.count()
+
+    def __init__(self, folder: str) -> None:
+        try:
+            from tensorboardX import summary
+            from tensorboardX.proto.event_pb2 import Event
+            from tensorboardX.record_writer import RecordWriter, directory_check
+        except ImportError:
+            raise DataError(
+                "TensorBoard: tensorboardX is not installed", fix="pip install tensorboardX, or use CSVLogger"
+            ) from None
+        self._summary, self._event = summary, Event
+        # The time is in seconds: a run that begins in the same one must not replace the file of another.
+        name = f"{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{next(self._count)}"
+        self._path = os.path.join(folder, f"events.out.tfevents.{name}")
+        self._file: Any = None
+        with self._told():
+            directory_check(folder)
+            self._file = RecordWriter(self._path)
+            self._write(file_version="brain.Event:2")
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self._file is not None:
+                with contextlib.suppress(OSError):
+                    self._file.close()
+            raise _not_written("TensorBoard", self._path, error) from error
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        """A point of a curve."""
+        self._write(step=step, summary=self._summary.scalar(name, value))
+
+    def add_histogram(self, name: str, values: Array, step: int) -> None:
+        """The distribution of some numbers, with the bins that TensorFlow has."""
+        self._write(step=step, summary=self._summary.histogram(name, values, _BINS))
+
+    def _write(self, **fields: Any) -> None:
+        with self._told():
+            self._file.write(self._event(wall_time=time.time(), **fields).SerializeToString())
+
+    def flush(self) -> None:
+        """Let TensorBoard see everything."""
+        with self._told():
+            self._file.flush()
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        with self._told():
+            self._file.close()
+
+
 class TensorBoard(Callback):
     """Event files for TensorBoard, written by tensorboardX.
 
@@ -84,17 +158,11 @@ class TensorBoard(Callback):
         if update_freq != "epoch" and (not isinstance(update_freq, int) or update_freq < 1):
             raise DataError(f"TensorBoard: update_freq is {update_freq!r}", expected='"epoch" or a number of steps')
         self.log_dir, self.histogram_freq, self.update_freq = str(log_dir), histogram_freq, update_freq
-        self._writer: Any = None
+        self._writer: _EventFile
         self._written = 0
 
     def on_train_begin(self, logs: Logs) -> None:
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            raise DataError(
-                "TensorBoard: tensorboardX is not installed", fix="pip install tensorboardX, or use CSVLogger"
-            ) from None
-        self._writer = SummaryWriter(self.log_dir)
+        self._writer = _EventFile(self.log_dir)
         self._written = 0
 
     def _is_due(self, epoch: int) -> bool:
