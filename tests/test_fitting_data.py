@@ -236,14 +236,26 @@ def test_weights_of_pixels_where_samples_are_weighed() -> None:
 # Names of classes -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [mlc.AdamOptimizer, mlc.AdamWOptimizer, mlc.SGDOptimizer, mlc.RMSPropOptimizer])
-def test_an_optimizer_says_where_the_rate_belongs(kind: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "rate"),
+    [
+        (mlc.AdamOptimizer, "0.001"),
+        (mlc.AdamWOptimizer, "0.001"),
+        (mlc.RMSPropOptimizer, "0.001"),
+        (mlc.SGDOptimizer, "0.01"),
+        (mlc.AdadeltaOptimizer, "1.0"),
+        (mlc.LionOptimizer, "0.0001"),
+    ],
+)
+def test_an_optimizer_says_where_the_rate_belongs(kind: Any, rate: str) -> None:
     name = kind.__name__
     assert kind(learning_rate=0.25).learning_rate == 0.25
     with pytest.raises(TypeError, match=rf"^{name}: .* not float; write {name}\(learning_rate=0.25\) or {name}\(Opt"):
         kind(0.25)
-    with pytest.raises(TypeError, match=rf"^{name}: learning_rate is missing; write {name}\(learning_rate=0.001\)$"):
+    with pytest.raises(TypeError, match=rf"^{name}: learning_rate is missing; write {name}\(learning_rate={rate}\)$"):
         kind()
+    with pytest.warns(UserWarning, match=rf"{name}: learning_rate is 1000, .* {float(rate):g} is usual, is it meant"):
+        kind(learning_rate=1000)
     with pytest.raises(TypeError, match=f"^{name}: .*'lr'; use learning_rate=$"):
         kind(lr=0.25)
     with pytest.raises(TypeError, match=f"^{name}: .*'speed'; its own settings are {kind.settings[0]}.*learning_rate"):

@@ -11,6 +11,7 @@ from typing import Any, TypedDict, TypeVar
 
 from mlcompute.enums import GradientClippingType, RegularizationType
 from mlcompute.errors import DataError
+from mlcompute.optimizers.usual_rates import usual_rate
 
 #: Settings reach devices as float32; larger ones would arrive as infinity.
 _FLOAT32_MAX = 3.4028234663852886e38
@@ -169,12 +170,13 @@ SHARED = tuple(OptimizerSettings.__annotations__)
 
 
 def descriptor_from(
-    who: str, descriptor: OptimizerDescriptor | None, settings: OptimizerSettings
+    kind: type, descriptor: OptimizerDescriptor | None, settings: OptimizerSettings
 ) -> OptimizerDescriptor:
-    """The descriptor that was given, or the one that keywords stand for."""
+    """The descriptor that was given to an optimizer of a kind, or the one that keywords stand for."""
+    who = kind.__name__
     if descriptor is not None:
         if not isinstance(descriptor, OptimizerDescriptor):
-            rate = descriptor if isinstance(descriptor, numbers.Real) else 0.001
+            rate = descriptor if isinstance(descriptor, numbers.Real) else usual_rate(kind)
             raise TypeError(
                 f"{who}: descriptor must be an OptimizerDescriptor, not {type(descriptor).__name__}; "
                 f"write {who}(learning_rate={rate}) or {who}(OptimizerDescriptor(learning_rate={rate}))"
@@ -184,7 +186,7 @@ def descriptor_from(
             raise TypeError(f"{who}: {given} given beside a descriptor; put it into the OptimizerDescriptor")
         return descriptor
     if "learning_rate" not in settings:
-        raise TypeError(f"{who}: learning_rate is missing; write {who}(learning_rate=0.001)")
+        raise TypeError(f"{who}: learning_rate is missing; write {who}(learning_rate={usual_rate(kind)})")
     fields: dict[str, Any] = dict(settings)
     _spell_out(who, fields, "weight_decay", "regularization_scale", regularization_type=RegularizationType.L2)
     _spell_out(

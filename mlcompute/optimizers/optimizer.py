@@ -28,6 +28,7 @@ from mlcompute.optimizers.descriptor import (
 )
 from mlcompute.optimizers.memory import OptimizerMemory
 from mlcompute.optimizers.parameter_group import ParameterGroup
+from mlcompute.optimizers.usual_rates import usual_rate
 from mlcompute.runtime.tensor_state import state_of
 
 if TYPE_CHECKING:
@@ -131,8 +132,7 @@ class Optimizer(ABC):
         groups: Sequence[ParameterGroup] = (),
         **shared: Unpack[OptimizerSettings],
     ) -> None:
-        who = type(self).__name__
-        self._descriptor = descriptor = descriptor_from(who, descriptor, shared)
+        self._descriptor = descriptor = descriptor_from(type(self), descriptor, shared)
         self._learning_rate = descriptor.learning_rate
         self._warned_about_rate = False
         self._look_at_rate()
@@ -273,7 +273,7 @@ class Optimizer(ABC):
         if rate == 0.0:
             warn(f"{who}: learning_rate is 0: nothing is learned until it is set to more")
         else:
-            usual = "1e-4 to 1e-1 are usual"
+            usual = f"{usual_rate(type(self)):g} is usual"
             warn(f"{who}: learning_rate is {rate:g}, more than {self.largest_sensible_rate:g}: {usual}, is it meant?")
 
     def schedule_rate(self, value: float) -> None:
@@ -419,14 +419,14 @@ def _explained(init: Callable[..., None]) -> Callable[..., None]:
     """A constructor that says what to write when its arguments do not fit."""
     signature = inspect.signature(init)
     takes_shared = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
-    known, example = {*signature.parameters, *SHARED}, "learning_rate=0.001"
+    known = {*signature.parameters, *SHARED}
 
     @functools.wraps(init)
     def construct(self: Optimizer, *arguments: Any, **settings: Any) -> None:
         try:
             signature.bind(self, *arguments, **settings)
         except TypeError as error:
-            who = type(self).__name__
+            who, example = type(self).__name__, f"learning_rate={usual_rate(type(self))}"
             shown = ", ".join(f"{name}={value!r}" for name, value in settings.items() if name in known) or example
             own = ", ".join(type(self).settings)
             raise TypeError(f"{who}: {error}; write {who}({shown}); its own settings are {own}") from None

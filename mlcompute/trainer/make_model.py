@@ -17,6 +17,7 @@ from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossDescriptor, LossLayer
 from mlcompute.layers.objective import is_loss
 from mlcompute.optimizers import Optimizer, OptimizerDescriptor
+from mlcompute.optimizers.usual_rates import usual_rate
 from mlcompute.runtime.definition import definition_of
 from mlcompute.runtime.tensor_state import is_fed
 from mlcompute.tensor import Tensor
@@ -26,13 +27,11 @@ from mlcompute.trainer.several_losses import Loss, outputs_of, several_losses
 from mlcompute.training import TrainingGraph
 
 #: "adamw": AdamWOptimizer, and so on.
-_OPTIMIZERS: dict[str, Callable[[OptimizerDescriptor], Optimizer]] = {
+_OPTIMIZERS: dict[str, type[Optimizer]] = {
     name.removesuffix("Optimizer").lower(): getattr(optimizers, name)
     for name in optimizers.__all__
     if name.endswith("Optimizer") and name != "Optimizer"
 }
-#: Their rates where none is given; 1e-3 for the others.
-_RATES = {"adadelta": 1.0, "adafactor": 0.01, "adagrad": 0.01, "lion": 1e-4, "sgd": 0.01}
 
 
 def model_from(
@@ -196,5 +195,5 @@ def _optimizer(given: Optimizer | str | None, learning_rate: float | None) -> Op
             if str(name).lower().replace("-", "") == "lbfgs"
             else advice_for_choice(name, _OPTIMIZERS),
         )
-    rate = learning_rate if learning_rate is not None else _RATES.get(name, 1e-3)
-    return _OPTIMIZERS[name](OptimizerDescriptor(learning_rate=rate))
+    kind = _OPTIMIZERS[name]
+    return kind(OptimizerDescriptor(learning_rate=usual_rate(kind) if learning_rate is None else learning_rate))

@@ -318,7 +318,7 @@ def test_event_files_that_cannot_be_written_say_so(
     for found, wanted in zip(model.copy_parameters(), before, strict=True):
         np.testing.assert_array_equal(found, wanted)
     if Path("/dev/full").exists():  # Linux's device that has no space left
-        monkeypatch.setattr(writer, "open_file", lambda path: Path("/dev/full").open("wb"))
+        monkeypatch.setattr(writer, "open_file", lambda path: Path("/dev/full").open("wb"))  # noqa: SIM115
         board = mlc.callbacks.TensorBoard(tmp_path, histogram_freq=1, update_freq=1)
         with pytest.raises(mlc.FileError, match=r"(?s)could not be written: No space left.*free space, or choose"):
             fit(model, board, epochs=20)
