@@ -35,11 +35,13 @@ class MeanLoss:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._means = {"": tuple(model.minimised)} | {name: (tensor,) for name, tensor in model.terms.items()}
+        means = {"": tuple(model.minimised)} | {name: (tensor,) for name, tensor in model.terms.items()}
         kinds = {"": model.reduction} | {name: model.reduction_of(tensor) for name, tensor in model.terms.items()}
         self._sums = {name for name, kind in kinds.items() if kind == ReductionType.SUM}
+        #: What the means divide by, where it is not the samples.
+        self._divisors = {name: model.divisor(*parts) for name, parts in means.items() if name not in self._sums}
         self.rows = 0
-        self.totals, self.counts = dict.fromkeys(self._means, 0.0), dict.fromkeys(self._means, 0.0)
+        self.totals, self.counts = dict.fromkeys(means, 0.0), dict.fromkeys(means, 0.0)
         names = {tensor: name for name, tensor in model.terms.items()}
         differ = len(model.divisors(*model.minimised)) > 1 and all(part in names for part in model.minimised)
         #: Terms whose means divide by different things, and of which the loss is the sum.
@@ -47,11 +49,11 @@ class MeanLoss:
 
     def update(self, loss: float, terms: Mapping[str, float], batches: Sequence[Batch]) -> None:
         """Count a step of one batch or several."""
-        rows = sum(batch.rows for batch in batches)
+        rows = sum([batch.rows for batch in batches])
         for name, value in {"": loss, **terms}.items():
-            is_sum, means = name in self._sums, self._means[name]
-            count = rows if is_sum else sum(self._model.count(batch, *means) for batch in batches)
-            self.totals[name] += value if is_sum else value * count
+            divisor = self._divisors.get(name)
+            count = rows if divisor is None else sum([self._model.count(batch, divisor) for batch in batches])
+            self.totals[name] += value if name in self._sums else value * count
             self.counts[name] += count
         self.rows += rows
 

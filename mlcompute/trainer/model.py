@@ -446,10 +446,13 @@ class Model(Predictor):
         unknown: frozenset[LabelCount | None] = frozenset({None})
         return frozenset().union(*(self._label_counts.get(mean, unknown) for mean in means))
 
-    def count(self, batch: Batch, *means: Tensor) -> float:
-        """What a batch counts for in means over several: its samples, where nobody can tell what labels count for."""
+    def divisor(self, *means: Tensor) -> LabelCount | None:
+        """What all these means divide by; None where it is the samples, or not the same for all."""
         divisors = self.divisors(*means)
-        divisor = next(iter(divisors)) if len(divisors) == 1 else None
+        return next(iter(divisors)) if len(divisors) == 1 else None
+
+    def count(self, batch: Batch, divisor: LabelCount | None) -> float:
+        """What a batch counts for in a mean over several: its samples, where nobody can tell what labels count for."""
         labels = None if divisor is None else self._fed(divisor.labels, batch)
         return batch.rows if divisor is None or labels is None else divisor.of(labels)
 

@@ -185,7 +185,8 @@ def _shares_in_mean(model: Model, tensor: Tensor, batches: Sequence[Batch]) -> l
     """What a batch counts for in a mean over several; in a sum, 1."""
     if model.reduction_of(tensor) == ReductionType.SUM:
         return [1.0] * len(batches)
-    counts = [model.count(batch, tensor) for batch in batches]
+    divisor = model.divisor(tensor)
+    counts = [model.count(batch, divisor) for batch in batches]
     if not any(counts):  # no label counts: the loss is 0, and so is its gradient
         counts = [float(batch.rows) for batch in batches]
     return [count / sum(counts) for count in counts]

@@ -406,7 +406,8 @@ def test_a_step_costs_little_beside_executing_it() -> None:
     # The least of several: whoever waits for a GPU asks more than once.
     many, few = ([min(calls(work, steps) for _ in range(3)) for work in (fit, execute)] for steps in (60, 20))
     extra = [(most - least) / 40 for most, least in zip(many, few, strict=True)]
-    assert extra[0] - extra[1] < 100, extra  # about 70: 17 microseconds on an ordinary machine
+    # About 70: 17 microseconds on an ordinary machine. About 90 where a device on another thread is waited for.
+    assert extra[0] - extra[1] < 120, extra
 
 
 def test_one_run_at_a_time() -> None:
