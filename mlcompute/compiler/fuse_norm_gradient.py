@@ -23,7 +23,7 @@ def fuse_norm_gradient(steps: list[Step], context: Context) -> list[Step]:
         run.try_step(step)
     if not run.replaced:
         return steps
-    return drop_unused([run.replaced.get(step, step) for step in steps if step not in run.gone], context.kept)
+    return drop_unused(run.rewritten(steps), context.kept)
 
 
 class _NormGradients:
@@ -33,6 +33,7 @@ class _NormGradients:
         self.readable = context.readable
         self.replaced: dict[Step, Step] = {}
         self.gone: set[Step] = set()
+        self.views: dict[Step, list[Step]] = {}  # gradient -> views of sums that it computes, which stood before it
 
     def try_step(self, step: Step) -> None:
         """Let a step take the gradient before the scale, and give the sums that others take."""
@@ -70,8 +71,31 @@ class _NormGradients:
                 continue
             if step in self.gone:  # another normalisation with the same dy gives it already
                 continue
-            if step.phase == gradient.phase and all(
-                self.positions[user] > self.positions[gradient] for user in self.readers.get(step.results[0], ())
-            ):
+            views = self._views_before(gradient, step.results[0])
+            if step.phase == gradient.phase and views is not None:
+                self.views.setdefault(gradient, []).extend(views)
                 return step
         return None
+
+    def _views_before(self, gradient: Step, value: Value) -> list[Step] | None:
+        """The views of a value that stand before a gradient; None where others read it there."""
+        found: list[Step] = []
+        for reader in self.readers.get(value, ()):
+            if self.positions[reader] > self.positions[gradient]:
+                continue
+            behind = self._views_before(gradient, reader.results[0]) if reader.op.is_view else None
+            if behind is None:
+                return None
+            found += [reader, *behind]
+        return found
+
+    def rewritten(self, steps: list[Step]) -> list[Step]:
+        """The steps without the sums; views of these follow the gradient that computes them now."""
+        later = {view for views in self.views.values() for view in views}
+        rewritten: list[Step] = []
+        for step in steps:
+            if step in self.replaced:
+                rewritten += [self.replaced[step], *self.views.get(step, ())]
+            elif step not in self.gone and step not in later:
+                rewritten.append(step)
+        return rewritten

@@ -44,6 +44,24 @@ def test_one_step_gives_all_gradients() -> None:
         np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-5)
 
 
+def test_scale_and_shift_may_be_lines_shown_in_another_shape() -> None:
+    trace = Trace()
+    x, scale, shift, dy = (feed(trace, shape) for shape in (SHAPE, (3,), (3,), SHAPE))
+    y = ops.normalize(x, AXES, 1e-5)[0] * ops.reshape(scale, STATISTICS) + ops.reshape(shift, STATISTICS)
+    trace.phase = "gradient"
+    found = differentiate(trace, {y: dy}, [x, scale, shift], set())
+    inputs = [x, scale, shift, dy]
+    results = simplified(trace, [found[value] for value in (x, scale, shift)])
+    before = run(trace, inputs, results)
+    apply(fuse_norm_gradient, trace, results)
+    verify_steps(trace.steps)
+    names = [step.op.name for step in trace.steps if step.phase == "gradient"]
+    assert names.count("normalize_gradient") == 1
+    assert {"sum", "multiply"}.isdisjoint(names)
+    for old, new in zip(before, run(trace, inputs, results), strict=True):
+        np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-5)
+
+
 def test_a_gradient_before_the_scale_that_somebody_reads_stays() -> None:
     trace = Trace()
     _, results = gradients(trace)
