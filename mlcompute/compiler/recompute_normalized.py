@@ -5,7 +5,8 @@
 
 x was written by the step that made it, whatever follows; n need never be, where the device fuses elementwise ops with
 normalisations (`Traits.fuses_normalization`). What the gradient needs of y (the sign, say) follows from n' without
-reading y. The mean is rounded, so n' is not n to the last bit; it is used in all styles of execution, so these agree.
+reading y. Where the device's mean is more exact than the one it stores, n' is not n to the last bit; it is used in all
+styles of execution, so these agree.
 """
 
 from __future__ import annotations
@@ -49,6 +50,21 @@ def recompute_normalized(steps: list[Step], context: Context) -> list[Step]:
     return rewritten
 
 
+def renormalized(step: Step, trace: Trace) -> list[Step]:
+    """Steps of the gradient pass that compute a normalised value again from its source, mean and variance."""
+    (x,), (_, mean, variance) = step.inputs, step.results
+    steps: list[Step] = []
+
+    def add(name: str, *inputs: Value) -> Value:
+        result = trace.value(inputs[0].shape, inputs[0].dtype)
+        steps.append(Step(TABLE[name], inputs, (result,), {}, step.layer, "gradient"))
+        return result
+
+    root = add("rsqrt", add("add", variance, trace.number(step.attributes["epsilon"], variance.dtype)))
+    add("multiply", add("subtract", x, mean), root)
+    return steps
+
+
 @dataclass
 class _Recomputation:
     """What the gradient pass computes again after one normalisation.
@@ -64,7 +80,7 @@ class _Recomputation:
     @classmethod
     def of(cls, step: Step, index: Index, trace: Trace) -> _Recomputation | None:
         """None where nothing is gained: n is read by others than elementwise steps, and so must lie in memory."""
-        (x,), (n, mean, variance) = step.inputs, step.results
+        (x,), (n, mean, _) = step.inputs, step.results
         following = _elementwise_closure(step, index)
         if following is None or x.kind not in ("temporary", "input") or x.dtype != mean.dtype:
             return None
@@ -78,14 +94,8 @@ class _Recomputation:
             return None
         run = cls([], sorted(readers, key=lambda reader: readers[reader]))
         wanted = {value for reader in readers for value in reader.inputs}
-
-        def add(name: str, *inputs: Value) -> Value:
-            result = trace.value(inputs[0].shape, inputs[0].dtype)
-            run.steps.append(Step(TABLE[name], inputs, (result,), {}, step.layer, "gradient"))
-            return result
-
-        root = add("rsqrt", add("add", variance, trace.number(step.attributes["epsilon"], variance.dtype)))
-        run.copies[n] = add("multiply", add("subtract", x, mean), root)
+        run.steps += renormalized(step, trace)
+        run.copies[n] = run.steps[-1].results[0]
         for each in _needed(following, wanted):
             (value,) = each.results
             copy = run.copies[value] = trace.value(value.shape, value.dtype)

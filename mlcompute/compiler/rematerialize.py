@@ -6,6 +6,9 @@ Elementwise ops run at the speed of memory, and memory is what a training step r
 twice. On devices with much memory (`Traits.recomputes_factors` is False) only those are that elementwise steps alone
 read: they need not be written again.
 
+Where normalised values follow exactly from the statistics that are stored (`Traits.exact_statistics`), a normalisation
+is one more elementwise op of x: y is computed from x, which its own gradient reads (`recompute_normalized`).
+
 Where no memory is won, time is: a value the gradient pass reads soon, or that lasts because phases are run one by one,
 is computed again if it is large and one op away from what the gradient pass reads in any case.
 """
@@ -13,6 +16,7 @@ is computed again if it is large and one op away from what the gradient pass rea
 from __future__ import annotations
 
 from mlcompute.compiler.context import Context
+from mlcompute.compiler.recompute_normalized import renormalized
 from mlcompute.ops.op import Step, Value
 
 #: Values with fewer bytes per sample are not worth a second computation.
@@ -55,6 +59,7 @@ class _Rematerialize:
         index = context.index(steps)
         self.lasting: set[Value] = set()  # what others than elementwise steps of the gradient pass read
         self.recomputes_factors = context.engine.traits.recomputes_factors
+        self.exact_statistics = context.engine.traits.exact_statistics
         self.makers, self.positions, self.aliases = index.makers, index.positions, index.aliases
         self.first: dict[Value, int] = {}  # where the gradient pass first reads a value
         self.last: dict[Value, int] = {}
@@ -95,7 +100,11 @@ class _Rematerialize:
         made = self.before.setdefault(place, [])
         copies: dict[Value, Value] = {}
         for part in chain:
-            (result,) = part.results
+            result = part.results[0]
+            if part.op.name == "normalize":
+                made += renormalized(part, self.trace)
+                copies[result] = made[-1].results[0]
+                continue
             copies[result] = self.trace.value(result.shape, result.dtype)
             inputs = tuple(copies.get(v, v) for v in part.inputs)
             made.append(Step(part.op, inputs, (copies[result],), part.attributes, part.layer, "gradient"))
@@ -116,15 +125,18 @@ class _Rematerialize:
                 if self._exists(value, place):
                     continue
                 maker = self.makers.get(value)
-                if (
-                    maker is None
-                    or maker.op.family != "elementwise"
-                    or maker.phase != "forward"
-                    or not maker.op.is_pure
-                ):
+                if maker is None or maker.phase != "forward" or not self._can_repeat(maker, value, place):
                     return None
                 pending.append(maker)
         return sorted(chain, key=lambda part: self.positions[part])
+
+    def _can_repeat(self, maker: Step, value: Value, place: int) -> bool:
+        """Is a value's maker elementwise, or a normalisation whose source and statistics are there?"""
+        if maker.op.name == "normalize" and self.exact_statistics:
+            x, (n, *statistics) = maker.inputs[0], maker.results
+            exists = all(self._exists(each, place) for each in (x, *statistics))
+            return value is n and x.dtype == statistics[0].dtype and exists
+        return maker.op.family == "elementwise" and maker.op.is_pure
 
     def _is_read(self, value: Value, place: int) -> bool:
         """Does the gradient pass read a value in any case, at a place or later?"""

@@ -29,6 +29,8 @@ class Traits:
     fuses_elementwise  a run of elementwise ops is one kernel, so one step should be made of it
     fuses_epilogues    a matmul or convolution can add a bias, or apply an activation, before it stores its result
     fuses_normalization   elementwise ops before and after a normalisation are computed in its own passes over memory
+    exact_statistics   `normalize` gives (x - mean) / sqrt(variance + epsilon) of the very mean and variance it gives:
+                       elementwise ops that compute it again give the same bits
     attention_by_token    attention gives (n, l, heads, d), and keeps the logarithms of the softmax's denominators
     recurrent_reserve     recurrent layers may keep bytes for their gradient that only the device can read
     merges_matmuls     matmuls of one matrix of at least so many rows with several weights become one; 0: none do
@@ -49,6 +51,7 @@ class Traits:
     fuses_elementwise: bool = False
     fuses_epilogues: bool = False
     fuses_normalization: bool = False
+    exact_statistics: bool = False
     attention_by_token: bool = False
     recurrent_reserve: bool = False
     merges_matmuls: int = 0

@@ -47,7 +47,13 @@ class Cpu(Engine):
     name = "cpu"
     device_type = DeviceType.CPU
     traits = Traits(
-        fuses_elementwise=True, channels_last=True, owns_rows=True, mixes_types=True, attention_by_token=True
+        fuses_elementwise=True,
+        fuses_normalization=True,
+        exact_statistics=True,
+        channels_last=True,
+        owns_rows=True,
+        mixes_types=True,
+        attention_by_token=True,
     )
     precisions = ("float32", "bf16")
     smallest_bfloat16 = 1 << 14

@@ -62,7 +62,8 @@ def float_literal(value: float) -> str:
 def _sources() -> Iterator[str]:
     """The files that write kernels: those of this engine, and the analysis they start from."""
     engine = os.path.dirname(os.path.dirname(__file__))
-    yield os.path.join(os.path.dirname(engine), "loop_nest.py")
+    for name in ("loop_nest.py", "normalization_group.py"):
+        yield os.path.join(os.path.dirname(engine), name)
     for folder, _, names in os.walk(engine):
         yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))
 

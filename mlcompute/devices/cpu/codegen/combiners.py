@@ -156,44 +156,59 @@ Term = Callable[[SimdValue, str, "str | None"], SimdValue]
 
 
 class LineReduction:
-    """A reduction along lines; several lines may be added one after the other before the result is read."""
+    """A reduction along lines; several lines may be added one after the other before the result is read.
 
-    def __init__(self, code: Code, combiner: Combiner) -> None:
+    terms   how many reductions are computed side by side
+    """
+
+    def __init__(self, code: Code, combiner: Combiner, terms: int = 1) -> None:
         self.code, self.combiner = code, combiner
-        self._cells = [Variable(combiner.identity_value(code)) for _ in range(_WAYS)]
+        self._cells = [self._fresh() for _ in range(terms)]
+
+    def _fresh(self) -> list[Variable]:
+        return [Variable(self.combiner.identity_value(self.code)) for _ in range(_WAYS)]
 
     def add(self, line: Line, count: str, term: Term | None = None) -> None:
-        """Combiner `count` elements of a line."""
+        """Combine `count` elements of a line."""
+
+        def element(index: str, mask: str | None) -> list[SimdValue]:
+            found = line.load(index, mask)
+            return [term(found, index, mask) if term is not None else self.combiner.prepare(found)]
+
+        self.add_each(count, element)
+
+    def add_each(self, count: str, elements: Callable[[str, str | None], Sequence[SimdValue]]) -> None:
+        """Combine what `elements` gives, for every term, for an index and the mask of the lanes that count."""
         code, combiner, lanes = self.code, self.combiner, vector_lanes()
         step = _WAYS * lanes
 
-        def value(index: str, mask: str | None) -> SimdValue:
-            element = line.load(index, mask)
-            found = term(element, index, mask) if term is not None else combiner.prepare(element)
-            return found if mask is None else select(SimdValue(code, mask, "i1", lanes), found, combiner.identity)
+        def combine(index: str, mask: str | None, way: int, cells: Sequence[Sequence[Variable]]) -> None:
+            for each, found in zip(cells, elements(index, mask), strict=True):
+                if mask is not None:
+                    found = select(SimdValue(code, mask, "i1", lanes), found, combiner.identity)
+                each[way].set(combiner.combine(each[way].get(), found))
 
-        def rounds(begin: str | int, end: str, cells: list[Variable]) -> None:
+        def rounds(begin: str | int, end: str, cells: Sequence[Sequence[Variable]]) -> None:
             with code.loop(begin, end, step) as index:
-                for way, cell in enumerate(cells):
-                    cell.set(combiner.combine(cell.get(), value(code.add(index, way * lanes), None)))
-
-        def rest(index: str, mask: str | None) -> None:
-            self._cells[0].set(combiner.combine(self._cells[0].get(), value(index, mask)))
+                for way in range(_WAYS):
+                    combine(code.add(index, way * lanes), None, way, cells)
 
         full = code.mul(code.div(count, step), step)
         if combiner.is_sum:
             with code.loop(0, full, _ROUNDS * step) as start:
-                parts = [Variable(combiner.identity_value(code)) for _ in range(_WAYS)]
+                parts = [self._fresh() for _ in self._cells]
                 rounds(start, code.minimum(code.add(start, _ROUNDS * step), full), parts)
-                for cell, part in zip(self._cells, parts, strict=True):
-                    cell.set(combiner.combine(cell.get(), part.get()))
+                for cells, own in zip(self._cells, parts, strict=True):
+                    for cell, part in zip(cells, own, strict=True):
+                        cell.set(combiner.combine(cell.get(), part.get()))
         else:
             rounds(0, full, self._cells)
-        vector_loop(code, full, count, rest)
+        vector_loop(code, full, count, lambda index, mask: combine(index, mask, 0, self._cells))
 
-    def result(self) -> SimdValue:
+    def result(self, term: int = 0) -> SimdValue:
         """All lanes of all cells as one scalar, in a fixed tree."""
-        return reduce_lanes(self.combiner.combine_all([cell.get() for cell in self._cells]), self.combiner.combine)
+        cells = [cell.get() for cell in self._cells[term]]
+        return reduce_lanes(self.combiner.combine_all(cells), self.combiner.combine)
 
 
 def reduce_lanes(value: SimdValue, combine: Callable[[SimdValue, SimdValue], SimdValue]) -> SimdValue:

@@ -58,8 +58,9 @@ class _Loops:
         self.kept = axis_registers(args, kept)
         self.reduced = axis_registers(args, [axis for axis in axes if axis.reduced])
         self._full = full
-        #: Indices of the current unit along the kept loops.
-        self.indices: list[str] = []
+        self._full_extent: str | None = None
+        #: The current unit, and its indices along the kept loops.
+        self.unit, self.indices = "", list[str]()
 
     @property
     def code_key(self) -> str:
@@ -71,9 +72,10 @@ class _Loops:
         self.units = share_units(self.args, units, rows)
         self._full_extent = self.args.number(self._full) if self._full is not None else None
 
-    def _enter(self, unit: str) -> None:
+    def enter(self, unit: str) -> None:
         """Find the kept indices of a unit; where it is one of several blocks, how many rows the block has."""
         code = self.code
+        self.unit = unit
         self.indices = unravel_index(code, unit, self.kept)
         if self._full_extent is not None:
             size = self.reduced[0].extent
@@ -90,21 +92,29 @@ class RowLoops(_Loops):
 
     operands   how many of the axes' strides are those of operands that are read or written along lines
     full       the first axis numbers blocks of the first reduced axis, whose full extent this is
+    shares     False: loops over the same units, in other memory; `enter` follows the loops that share them
     """
 
     def __init__(
-        self, args: KernelArguments, axes: Sequence[Axis], rows: int, operands: int, full: int | None = None
+        self,
+        args: KernelArguments,
+        axes: Sequence[Axis],
+        rows: int,
+        operands: int,
+        full: int | None = None,
+        shares: bool = True,
     ) -> None:
         kept = [axis for axis in axes if not axis.reduced]
         super().__init__(args, kept, axes, full)
         self.strides = [line_stride(args, stride) for stride in axes[-1].strides[:operands]]
-        self._share(iteration_count(kept), rows)
+        if shares:
+            self._share(iteration_count(kept), rows)
 
     @contextlib.contextmanager
     def each_unit(self) -> Iterator[None]:
         """The loop over this thread's units."""
         with self.code.loop(*self.units) as unit:
-            self._enter(unit)
+            self.enter(unit)
             yield
 
 
@@ -140,12 +150,12 @@ class ColumnLoops(_Loops):
         """The loop over this thread's units; gives the first and the last column of each."""
         with self.code.loop(*self.units) as unit:
             rest, columns = self.tiles.split(unit)
-            self._enter(rest)
+            self.enter(rest)
             yield columns
 
-    def buffer(self, columns: tuple[str, str], slot: str) -> Line:
+    def buffer(self, columns: tuple[str, str], slot: str, element: str = "float") -> Line:
         """A line on the stack for the columns of a unit."""
-        return Line(self.code, self.code.at(slot, self.code.sub(0, columns[0]), "float"), "float")
+        return Line(self.code, self.code.at(slot, self.code.sub(0, columns[0]), element), element)
 
     def row(self, operand: int, first: str, row: str, element: str = "float") -> Line:
         """A row of an operand whose first row lies at `first`."""

@@ -36,8 +36,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "gemm.gemm_tn": ("matmul_update",),
     "gemm.matmul": ("matmul",),
     "indexing": ("gather", "scatter", "scatter_add"),
-    "normalization": ("normalize",),
-    "normalization_gradient": ("normalize_gradient",),
+    "normalization": ("normalize", "normalize_gradient", "fused_normalization"),
     "ordering": ("sort", "cumulative_sum"),
     "pooling": (
         *("max_pool", "sum_pool", "max_pool_places"),

@@ -35,8 +35,9 @@ from mlcompute.devices.cuda.codegen.lanes import (
 from mlcompute.devices.cuda.codegen.types import is_element, is_floating, loaded, memory_type, register_type, stored
 from mlcompute.devices.cuda.kernels.elementwise import supports_elementwise
 from mlcompute.devices.cuda.kernels.launch import Launch, Row
-from mlcompute.devices.cuda.kernels.normalization_group import Group, Place
+from mlcompute.devices.cuda.kernels.normalization_group import Group
 from mlcompute.devices.loop_nest import Operand, Operands, ReductionAxes
+from mlcompute.devices.normalization_group import Place
 from mlcompute.ops.op import Step, Value
 
 

@@ -1,4 +1,4 @@
-"""Normalisations fused with elementwise ops on the CUDA engine, in emulation: the same bits as alone."""
+"""Normalisations fused with elementwise ops, on the CPU and on the CUDA engine in emulation: the same bits as alone."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from mlcompute.compiler.fuse_normalization import fuse_normalization
 from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.verify import verify_plan, verify_steps
+from mlcompute.devices.cpu.device import Cpu
+from mlcompute.devices.cpu.kernels import normalization_columns
 from mlcompute.devices.cuda.codegen import lanes
+from mlcompute.devices.device import Engine
 from mlcompute.ops.bfloat16 import bfloat16
 from mlcompute.ops.op import FLOAT32, Array, Trace, Value, emit_all
-from tests.devices.cuda_emulator.bench import engine, needs_engine
+from tests.devices.cuda_emulator import bench
+from tests.devices.cuda_emulator.bench import needs_engine
 from tests.harness import assert_close, interpret
-
-pytestmark = needs_engine
 
 #: Batch norm of channels-last and channels-first images, layer norm (short, long, over two axes), group norm.
 SHAPES = [
@@ -30,11 +32,17 @@ SHAPES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(params=["one launch", "splits"])
+@pytest.fixture(params=["one kernel", "blocks of rows"])
 def plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "splits":
+    if request.param == "blocks of rows":
+        monkeypatch.setattr(normalization_columns, "WORTH_BLOCKS", 64)
         monkeypatch.setattr(lanes, "WORTH_SPLITS", 64)
         monkeypatch.setattr(lanes, "LEAST_ITERATIONS", 1)
+
+
+@pytest.fixture(params=[1, 5, pytest.param(0, marks=needs_engine)], ids=["cpu", "cpu, 5 threads", "cuda"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return Cpu(request.param) if request.param else bench.engine()
 
 
 def normal(*shape: int, seed: int = 0) -> Array:
@@ -46,7 +54,7 @@ def statistics_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int
 
 
 def outcome(
-    describe: Callable[..., Sequence[Value]], arrays: Sequence[Array], *, fuses: bool
+    engine: Engine, describe: Callable[..., Sequence[Value]], arrays: Sequence[Array], *, fuses: bool
 ) -> tuple[list[Array], list[Array], list[str]]:
     """What the engine gives, what NumPy gives, and the steps' ops."""
     trace = Trace()
@@ -54,28 +62,30 @@ def outcome(
     results = list(describe(*inputs))
     steps = list(trace.steps)
     if fuses:
-        context = Context(Request(), engine(), Program("fused", 1), trace=trace, kept=frozenset(results))
+        context = Context(Request(), engine, Program("fused", 1), trace=trace, kept=frozenset(results))
         steps = fused(fuse_normalization(steps, context), results)
         verify_steps(steps)
-    plan = planned(steps, results, workspace=engine().workspace)
+    plan = planned(steps, results, workspace=engine.workspace)
     verify_plan(steps, plan, results)
     program = Program("test", 1, steps, plan, dict(trace.constants), kept=set(results))
-    executable = engine().build(program, engine().allocate(plan.nbytes))
+    executable = engine.build(program, engine.allocate(plan.nbytes))
     for value, array in zip(inputs, arrays, strict=True):
-        executable.bind(value, engine().upload(array))
+        buffer = engine.allocate(array.nbytes)
+        buffer.write(array)
+        executable.bind(value, buffer)
     for _ in range(2):
         completion = executable.run(("forward",))
-        assert completion is not None
-        completion.wait()
+        if completion is not None:
+            completion.wait()
     memory = interpret(trace, dict(zip(inputs, arrays, strict=True)))
     names = [step.op.name for step in steps if not step.op.is_view]
     return [executable.read(value) for value in results], [memory[value] for value in results], names
 
 
-def check(describe: Callable[..., Sequence[Value]], *arrays: Array, scale: float = 16.0) -> list[str]:
+def check(engine: Engine, describe: Callable[..., Sequence[Value]], *arrays: Array, scale: float = 16.0) -> list[str]:
     """The fused steps give the bits of single ones, and what NumPy gives; their ops."""
-    alone, expected, _ = outcome(describe, arrays, fuses=False)
-    together, _, names = outcome(describe, arrays, fuses=True)
+    alone, expected, _ = outcome(engine, describe, arrays, fuses=False)
+    together, _, names = outcome(engine, describe, arrays, fuses=True)
     for number, (a, b, c) in enumerate(zip(alone, together, expected, strict=True)):
         assert a.dtype == b.dtype
         assert a.tobytes() == b.tobytes(), f"result {number}"
@@ -85,7 +95,7 @@ def check(describe: Callable[..., Sequence[Value]], *arrays: Array, scale: float
 
 @pytest.mark.usefixtures("plans")
 @pytest.mark.parametrize(("shape", "axes"), SHAPES, ids=str)
-def test_forward_and_gradient(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+def test_forward_and_gradient(engine: Engine, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
     """y = relu(n scale + shift + r), from a sum of two; then its gradient, which reads x and not n."""
     small = statistics_shape(shape, axes)
 
@@ -96,7 +106,7 @@ def test_forward_and_gradient(shape: tuple[int, ...], axes: tuple[int, ...]) -> 
 
     arrays = [normal(*shape, seed=seed) for seed in range(3)]
     arrays[0] += 3
-    names = check(forward, *arrays, normal(*small, seed=4), normal(*small, seed=5))
+    names = check(engine, forward, *arrays, normal(*small, seed=4), normal(*small, seed=5))
     assert names == ["fused_normalization"]
 
     def gradient(dy: Value, other: Value, x: Value, m: Value, v: Value, scale: Value, shift: Value) -> list[Value]:
@@ -107,13 +117,18 @@ def test_forward_and_gradient(shape: tuple[int, ...], axes: tuple[int, ...]) -> 
 
     x = arrays[0].astype(np.float64)
     m, v = x.mean(axes, keepdims=True).astype(np.float32), x.var(axes, keepdims=True).astype(np.float32)
-    names = check(gradient, arrays[1], arrays[2], arrays[0], m, v, normal(*small, seed=4), normal(*small, seed=5))
+    names = check(
+        engine, gradient, arrays[1], arrays[2], arrays[0], m, v, normal(*small, seed=4), normal(*small, seed=5)
+    )
     assert names == ["fused_normalization"]
 
 
 @pytest.mark.usefixtures("plans")
-@pytest.mark.parametrize(("shape", "axes", "last"), [((6, 40), (1,), 40), ((3, 7, 12), (1, 2), 12), ((9, 6), (0,), 6)])
-def test_scales_along_the_elements(shape: tuple[int, ...], axes: tuple[int, ...], last: int) -> None:
+@pytest.mark.parametrize(
+    ("shape", "axes", "last"),
+    [((6, 40), (1,), 40), ((3, 7, 12), (1, 2), 12), ((9, 6), (0,), 6), ((1, 40), (1,), 40), ((40,), (0,), 40)],
+)
+def test_scales_along_the_elements(engine: Engine, shape: tuple[int, ...], axes: tuple[int, ...], last: int) -> None:
     """Layer norm: scale and shift have one number per element of a row, or of a part of it."""
 
     def forward(x: Value, scale: Value, shift: Value, weights: Value) -> list[Value]:
@@ -121,12 +136,12 @@ def test_scales_along_the_elements(shape: tuple[int, ...], axes: tuple[int, ...]
         return [n * scale + shift]
 
     weights = normal(shape[0], *(1,) * (len(shape) - 1), seed=3)
-    names = check(forward, normal(*shape) + 2, normal(last, seed=1), normal(last, seed=2), weights)
+    names = check(engine, forward, normal(*shape) + 2, normal(last, seed=1), normal(last, seed=2), weights)
     assert names == ["fused_normalization"]
 
 
 @pytest.mark.usefixtures("plans")
-def test_bfloat16() -> None:
+def test_bfloat16(engine: Engine) -> None:
     """Rounded where the steps say so, and nowhere else."""
 
     def forward(x: Value, r: Value, scale: Value) -> list[Value]:
@@ -135,11 +150,11 @@ def test_bfloat16() -> None:
         y = ops.convert(ops.relu(ops.convert(n, FLOAT32) * scale + r), bfloat16())
         return [ops.convert(y, FLOAT32), y]
 
-    names = check(forward, normal(8, 40, 16) + 3, normal(8, 40, 16, seed=1), normal(1, 1, 16, seed=2), scale=64)
+    names = check(engine, forward, normal(8, 40, 16) + 3, normal(8, 40, 16, seed=1), normal(1, 1, 16, seed=2), scale=64)
     assert names == ["fused_normalization", "convert"]  # what others read in float32 is converted there
 
 
-def test_what_others_read_first_stays_apart() -> None:
+def test_what_others_read_first_stays_apart(engine: Engine) -> None:
     """A value read by another step before the normalisation is made before that one."""
 
     def forward(a: Value, w: Value, scale: Value) -> list[Value]:
@@ -148,19 +163,20 @@ def test_what_others_read_first_stays_apart() -> None:
         n, _, _ = emit_all("normalize", x + y, axes=(1,), epsilon=1e-5)
         return [n * scale]
 
-    names = check(forward, normal(6, 16), normal(16, 16, seed=1), normal(16, seed=2))
+    names = check(engine, forward, normal(6, 16), normal(16, 16, seed=1), normal(16, seed=2))
     assert names == ["relu", "matmul", "fused_normalization"]
 
 
-def test_views_of_other_orders_stay_apart() -> None:
+def test_views_of_other_orders_stay_apart(engine: Engine) -> None:
     def forward(a: Value, b: Value) -> list[Value]:
         n, _, _ = emit_all("normalize", a + ops.transpose(b), axes=(1,), epsilon=1e-5)
         return [n * 2.0 + ops.transpose(b)]
 
-    names = check(forward, normal(6, 16), normal(16, 6, seed=1))
+    names = check(engine, forward, normal(6, 16), normal(16, 6, seed=1))
     assert names == ["add", "fused_normalization", "add"]
 
 
+@needs_engine
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_other_types(dtype: Any) -> None:
     def forward(x: Value, scale: Value) -> list[Value]:
@@ -168,4 +184,19 @@ def test_other_types(dtype: Any) -> None:
         return [ops.relu(n * scale), ops.convert(n > 0.5, np.dtype(np.int32)), m, v]
 
     scale = normal(1, 20, seed=1).astype(dtype)
-    check(forward, normal(50, 20).astype(dtype), scale)
+    check(bench.engine(), forward, normal(50, 20).astype(dtype), scale)
+
+
+@pytest.mark.usefixtures("plans")
+def test_masks_and_whole_numbers(engine: Engine) -> None:
+    """Booleans and integers beside the normalised value, some of them broadcast along columns or rows."""
+
+    def forward(x: Value, mask: Value, rows: Value, number: Value) -> list[Value]:
+        n, _, _ = emit_all("normalize", ops.select(mask, x, 0.0), axes=(0,), epsilon=1e-5)
+        positive = n > 0.0
+        return [positive, ops.convert(positive, np.dtype(np.int64)) + number, n * rows]
+
+    mask = normal(70, 20) > 0
+    number = np.arange(20, dtype=np.int64)
+    names = check(engine, forward, normal(70, 20, seed=1), mask, normal(70, 1, seed=2), number)
+    assert names == ["fused_normalization"]
