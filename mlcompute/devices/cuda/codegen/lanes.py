@@ -302,7 +302,7 @@ class ElementPasses:
     """
 
     def __init__(self, plan: Lanes, operands: dict[str, DType]) -> None:
-        self._plan, self._operands = plan, operands
+        self._operands = operands
         self.held = plan.items
 
     def load(self) -> str:
