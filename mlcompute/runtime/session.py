@@ -41,7 +41,7 @@ from mlcompute.tensor import Tensor
 if TYPE_CHECKING:
     from mlcompute.device import Device
     from mlcompute.devices.device import Engine
-    from mlcompute.devices.foreign_array import Lying
+    from mlcompute.devices.foreign_array import DeviceArray
     from mlcompute.inference import InferenceGraph
     from mlcompute.runtime.job import Job
     from mlcompute.training import TrainingGraph
@@ -403,10 +403,10 @@ class Session:
         source = self.definition.source_of(tensor)
         return self.last.value(tensor) if source is None else self.last.kept_gradient(source)
 
-    def lying(self, tensor: Tensor, engine: Engine) -> Lying | None:
+    def device_array(self, tensor: Tensor, engine: Engine) -> DeviceArray | None:
         """The value a result had in the last run, where it lies on a device; None when it does not."""
         is_here = self.compiled is not None and self.compiled.engine is engine
-        return self.last.lying(tensor) if is_here and self.definition.source_of(tensor) is None else None
+        return self.last.device_array(tensor) if is_here and self.definition.source_of(tensor) is None else None
 
     def latest(self, tensor: Tensor) -> Array | None:
         """The value of a result in the last run, for a linked graph."""

@@ -22,7 +22,7 @@ from mlcompute.devices.cuda.nccl import Communicator
 from mlcompute.devices.cuda.step_graphs import StepGraphs
 from mlcompute.devices.device import Buffer, Completion, Executable
 from mlcompute.devices.device_exchange import DeviceExchange, SumTree, Transfer, Work
-from mlcompute.devices.foreign_array import Lying
+from mlcompute.devices.foreign_array import DeviceArray
 from mlcompute.errors import DeviceError
 from mlcompute.ops.op import Array, Value
 
@@ -247,12 +247,12 @@ class GpuExchange(DeviceExchange):
         engine.driver.record(event, engine.stream)
         return event
 
-    def keep(self, rank: int, lying: Lying) -> Callable[[], Array]:
+    def keep(self, rank: int, array: DeviceArray) -> Callable[[], Array]:
         engine = self._engine(rank)
-        if 0 < lying.nbytes <= SmallPart.NBYTES:
-            return KeptValue(engine, lying, _address(lying.buffer))
-        values = np.empty(lying.shape, lying.dtype)
-        lying.buffer.read(values)
+        if 0 < array.nbytes <= SmallPart.NBYTES:
+            return KeptValue(engine, array, _address(array.buffer))
+        values = np.empty(array.shape, array.dtype)
+        array.buffer.read(values)
         return lambda: values
 
     def mark(self) -> Completion:
