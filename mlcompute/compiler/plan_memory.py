@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 #: Bytes of a value that is small.
 _SMALL = 1 << 20
-#: Bytes that a large product reads and writes.
-LARGE_PRODUCT = 1 << 22
-_PRODUCTS = (
+#: Bytes that a large matmul reads and writes.
+LARGE_MATMUL = 1 << 22
+_MATMULS = (
     "matmul", "matmul_epilogue", "matmul_relu", "matmul_gelu", "matmul_relu_gradient", "matmul_gelu_gradient",
     "matmul_bias_gradient",
 )  # fmt: skip
@@ -211,8 +211,8 @@ class _Lifetimes:
 
 
 def _is_large_matmul(step: Step) -> bool:
-    is_product = step.op.name in _PRODUCTS
-    return is_product and sum(value.nbytes for value in (*step.inputs, *step.results)) >= LARGE_PRODUCT
+    is_matmul = step.op.name in _MATMULS
+    return is_matmul and sum(value.nbytes for value in (*step.inputs, *step.results)) >= LARGE_MATMUL
 
 
 def _workspace(step: Step, index: int, nbytes: int) -> Value:
