@@ -1,4 +1,4 @@
-"""The plan pass: values that live at the same time never share a byte, and memory that is free is used again."""
+"""The plan_memory pass: values that live at the same time never share a byte, and memory that is free is used again."""
 
 from __future__ import annotations
 
