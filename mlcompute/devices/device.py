@@ -215,13 +215,13 @@ class Engine(ABC):
         raise BufferError(f"device '{self.name}' has no memory that DLPack could hand out")
 
     def join(
-        self, engines: Sequence[Engine], rank: int, size: int, meet: Callable[[bytes], list[bytes]]
+        self, engines: Sequence[Engine], rank: int, size: int, gather: Callable[[bytes], list[bytes]]
     ) -> DeviceExchange | None:
         """How memory gets from one device to another without the host; None where the host must carry it.
 
         engines   the devices of this process that train together, this one first
         rank      of the first of them, among `size` devices of all processes
-        meet      a message to all processes, and theirs, by rank
+        gather    sends a message to all processes and returns theirs, by rank
         """
         return None
 

@@ -157,9 +157,9 @@ class Cuda(Engine):
         return nccl.library()
 
     def join(
-        self, engines: Sequence[Engine], rank: int, size: int, meet: Callable[[bytes], list[bytes]]
+        self, engines: Sequence[Engine], rank: int, size: int, gather: Callable[[bytes], list[bytes]]
     ) -> DeviceExchange | None:
-        return joined([engine for engine in engines if isinstance(engine, Cuda)], rank, size, meet)
+        return joined([engine for engine in engines if isinstance(engine, Cuda)], rank, size, gather)
 
     def build(self, program: Program, arena: Buffer | None = None, like: Executable | None = None) -> Executable:
         with held, building_for(self.driver.activate()), self.driver.account.taking("libraries"):

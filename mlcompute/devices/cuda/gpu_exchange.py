@@ -43,10 +43,10 @@ extern "C" __global__ void KERNEL(TYPE* target, PARAMETERS, long long count, con
 _TYPES = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 
 
-def joined(engines: Sequence[Cuda], rank: int, size: int, meet: Callable[[bytes], list[bytes]]) -> GpuExchange | None:
+def joined(engines: Sequence[Cuda], rank: int, size: int, gather: Callable[[bytes], list[bytes]]) -> GpuExchange | None:
     """The exchange between these GPUs and those of other processes; None where nothing but the host connects them.
 
-    meet   a message to all processes, and theirs, by rank
+    gather   sends a message to all processes and returns theirs, by rank
     """
     if size == len(engines):
         return GpuExchange(engines, 0, _communicators(engines))
@@ -56,7 +56,7 @@ def joined(engines: Sequence[Cuda], rank: int, size: int, meet: Callable[[bytes]
         said = library.unique_id().hex() if rank == 0 else library.name
     except DeviceError:
         library, said = None, ""
-    answers = [json.loads(one) for one in meet(json.dumps([said, first.driver.identity()]).encode())]
+    answers = [json.loads(one) for one in gather(json.dumps([said, first.driver.identity()]).encode())]
     gpus = {identity for _, identity in answers}
     if library is None or not all(said for said, _ in answers) or len(gpus) < size:
         return None  # NCCL is missing somewhere, or processes share a GPU, which it refuses
