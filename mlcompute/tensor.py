@@ -39,7 +39,7 @@ from mlcompute.tensor_descriptor import TensorDescriptor, describe, shared_descr
 if TYPE_CHECKING:
     from mlcompute.device import Device
     from mlcompute.devices.device import Engine
-    from mlcompute.devices.foreign_array import Lying
+    from mlcompute.devices.foreign_array import DeviceArray
     from mlcompute.graph import Graph
     from mlcompute.initializers import Initializer
 
@@ -285,8 +285,8 @@ class Tensor(Exchanged):
         """Axes of an input whose extents may differ from run to run (`graph.input(..., varies=[1])`); else ()."""
         return self._state.varies
 
-    def _lying_on(self, engine: Engine) -> tuple[Lying | None, bool]:
-        return self._state.lying_on(self, engine)
+    def _device_array_on(self, engine: Engine) -> tuple[DeviceArray | None, bool]:
+        return self._state.device_array_on(self, engine)
 
     @property
     def has_valid_numerics(self) -> bool:

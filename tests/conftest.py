@@ -111,3 +111,12 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(params=["cpu", "reference"])
+def device(request: pytest.FixtureRequest) -> Any:
+    """The CPU with the engine that MLCOMPUTE_ENGINE names, and with NumPy's meanings of ops."""
+    import mlcompute as mlc
+    from mlcompute.devices.reference import Reference
+
+    return mlc.Device.cpu() if request.param == "cpu" else mlc.Device(engine=Reference())

@@ -143,7 +143,7 @@ def test_the_handler_gets_the_error(options: mlc.ExecutionOptions) -> None:
 def test_an_error_nobody_has_seen_is_raised_by_the_next_call() -> None:
     net = Lookup()
     net.step(0, 9)
-    queue_of(net.device).wait_for(net.training._session.unsettled[-1])
+    queue_of(net.device).wait_for(net.training._session.unchecked[-1])
     with pytest.raises(mlc.ExecutionError, match="index 9"):
         net.step(0, 1)
     net.step(0, 1).wait()

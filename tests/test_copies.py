@@ -10,15 +10,9 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
-from mlcompute.devices.reference import Reference
-from tests.nets import LINK, MEAN, Regression, adam, batch_norm, cpu, dense, normal, sgd, values_of
+from tests.nets import LINK, MEAN, Regression, adam, batch_norm, dense, normal, sgd, values_of
 
 X, T = normal(4, 3), normal(4, 2, seed=1)
-
-
-@pytest.fixture(params=["cpu", "reference"])
-def device(request: pytest.FixtureRequest) -> mlc.Device:
-    return cpu() if request.param == "cpu" else mlc.Device(engine=Reference())
 
 
 def step(training: mlc.TrainingGraph) -> float:

@@ -11,17 +11,11 @@ import pytest
 import torch
 
 import mlcompute as mlc
-from mlcompute.devices.reference import Reference
 from tests.harness import assert_close
 from tests.nets import LINK, Array, cpu, normal, sgd
 
 X, T, W = normal(8, 3), normal(8, 2, seed=1), np.abs(normal(8, 2, seed=2))
 RATE = 0.1
-
-
-@pytest.fixture(params=["cpu", "reference"])
-def device(request: pytest.FixtureRequest) -> mlc.Device:
-    return cpu() if request.param == "cpu" else mlc.Device(engine=Reference())
 
 
 class Net:

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import mlcompute as mlc
-from mlcompute.devices.reference import Reference
 from mlcompute.optimizers.memory import memory_of
 from tests.harness import assert_close
 from tests.nets import MEAN, Array, adam, cpu, dense, normal, sgd
@@ -23,11 +22,6 @@ MAKERS: dict[str, Callable[[], mlc.Optimizer]] = {
     "momentum": lambda: sgd(0.05, momentum_scale=0.9),
     "rmsprop": lambda: mlc.RMSPropOptimizer(mlc.OptimizerDescriptor(learning_rate=0.01)),
 }
-
-
-@pytest.fixture(params=["cpu", "reference"])
-def device(request: pytest.FixtureRequest) -> mlc.Device:
-    return cpu() if request.param == "cpu" else mlc.Device(engine=Reference())
 
 
 class Graphs:

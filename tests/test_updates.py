@@ -8,15 +8,9 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
-from mlcompute.devices.reference import Reference
-from tests.nets import MEAN, Array, batch_norm, cpu, dense, normal, sgd
+from tests.nets import MEAN, Array, batch_norm, dense, normal, sgd
 
 X, T = normal(8, 3), normal(8, 2, seed=1)
-
-
-@pytest.fixture(params=["cpu", "reference"])
-def device(request: pytest.FixtureRequest) -> mlc.Device:
-    return cpu() if request.param == "cpu" else mlc.Device(engine=Reference())
 
 
 class Net:

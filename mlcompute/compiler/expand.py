@@ -13,7 +13,7 @@ from mlcompute.ops.op import Step, Trace, Value
 def expand(steps: list[Step], context: Context) -> list[Step]:
     """Steps the device supports, every one of them."""
     engine = context.engine
-    engine.foresee(steps)
+    engine.warm_up(steps)
     found, substitution = expanded(steps, context.trace, engine.supports, f"device '{engine.name}'")
     context.substitute(substitution)
     context.is_expanded = True

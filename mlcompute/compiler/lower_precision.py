@@ -37,9 +37,9 @@ _MOVES = {"pad": (0,), "gather": (0,), "slice_gradient": (0,), "copy": (0,), "st
 #: Ops that take activations as they lie; `concatenate`, which takes any number, is another.
 _FOLLOWERS = {
     **_MOVES,
-    "max_pool_places": (0,),
+    "max_pool_with_indices": (0,),
     "max_pool_gradient": (0, 1),
-    "max_pool_spread": (0,),
+    "max_pool_indices_gradient": (0,),
     "sum_pool": (0,),
     "sum_pool_gradient": (0,),
     "normalize": (0,),

@@ -1,10 +1,10 @@
 """merge_matmuls: matmuls of one matrix with several weights become one matmul.
 
-    q = x wqᵀ + bq     k = x wkᵀ + bk     v = x wvᵀ + bv          three products that leave a large device half idle
+    q = x wqᵀ + bq     k = x wkᵀ + bk     v = x wvᵀ + bv          three matmuls that leave a large device half idle
     y = x [wq wk wv]ᵀ + [bq bk bv]          q, k and v are slices of y, seen in place
 
-It comes before gradients are added, so those of x and of the weights are one product each, too: see
-`join_slice_gradients`. The weights are copied side by side, which takes memory and, compared with products of many
+It comes before gradients are added, so those of x and of the weights are one matmul each, too: see
+`join_slice_gradients`. The weights are copied side by side, which takes memory and, compared with matmuls of many
 rows, little time.
 """
 
@@ -26,7 +26,7 @@ _SEEN_THROUGH = ("reshape", "convert", "stop_gradient")
 
 
 @dataclass(eq=False)
-class _Product:
+class _Matmul:
     """x wᵀ, or x wᵀ + bias.
 
     weight   (outputs, inputs), before it is transposed
@@ -42,16 +42,16 @@ class _Product:
 def merge_matmuls(steps: list[Step], context: Context) -> list[Step]:
     """The same results, from fewer and larger matmuls. Weights of which only some are trained stay apart."""
     run = _Merging(steps, context)
-    groups: dict[Hashable, list[_Product]] = {}
+    groups: dict[Hashable, list[_Matmul]] = {}
     for step in steps:
         if step.op.name == "matmul":
-            found = run.product(step)
+            found = run.matmul(step)
             if found is not None:
                 key = run.identity(step.inputs[0]), run.trained(found.weight), found.weight.dtype
                 groups.setdefault(key, []).append(found)
     replaced: dict[Step, list[Step]] = {}
     for group in groups.values():
-        if len({run.identity(product.weight) for product in group}) == len(group) > 1:
+        if len({run.identity(matmul.weight) for matmul in group}) == len(group) > 1:
             replaced |= run.merged(group)
     return [new for step in steps for new in replaced.get(step, (step,))] if replaced else steps
 
@@ -83,7 +83,7 @@ class _Merging:
         assert chain is not None
         return all(step.op.name != "stop_gradient" for step in chain) and self._root(weight) in self._trained
 
-    def product(self, step: Step) -> _Product | None:
+    def matmul(self, step: Step) -> _Matmul | None:
         """A matmul with a transposed parameter; None when it is another, or one that is not worth while."""
         x, right = step.inputs
         (y,) = step.results
@@ -101,46 +101,46 @@ class _Merging:
                 bias, ends = other, [add.results[0]]
         while (reader := self._only_reader(ends[-1])) is not None and reader.op.name == "reshape":
             ends.append(reader.results[0])
-        return _Product(step, weight, bias, ends)
+        return _Matmul(step, weight, bias, ends)
 
-    def merged(self, group: Sequence[_Product]) -> dict[Step, list[Step]]:
-        """What becomes of the steps of some products: all that is new stands where the first of them was."""
+    def merged(self, group: Sequence[_Matmul]) -> dict[Step, list[Step]]:
+        """What becomes of the steps of some matmuls: all that is new stands where the first of them was."""
         trace, first, makers = self.trace, group[0].step, self.index.makers
-        has_bias = all(product.bias is not None for product in group)
+        has_bias = all(matmul.bias is not None for matmul in group)
         if not has_bias:
-            for product in group:
-                if product.bias is not None:
-                    product.bias, product.ends = None, [product.step.results[0]]
+            for matmul in group:
+                if matmul.bias is not None:
+                    matmul.bias, matmul.ends = None, [matmul.step.results[0]]
         before = trace.steps, trace.layer, trace.phase
         trace.steps, trace.layer, trace.phase = [], first.layer, first.phase
-        weights = ops.transpose(ops.concatenate([self._made_again(product.weight) for product in group], 0))
-        biases = [self._made_again(product.bias) for product in group if product.bias is not None]
+        weights = ops.transpose(ops.concatenate([self._rematerialized(matmul.weight) for matmul in group], 0))
+        biases = [self._rematerialized(matmul.bias) for matmul in group if matmul.bias is not None]
         bias = ops.concatenate(biases, 0) if biases else None
         y = ops.matmul(first.inputs[0], weights)
         y = y if bias is None else y + bias
         depth, axis = self._deepest(group)
-        shapes = [product.ends[depth].shape for product in group]
+        shapes = [matmul.ends[depth].shape for matmul in group]
         stops = list(accumulate(shape[axis] for shape in shapes))
         y = ops.reshape(y, (*shapes[0][:axis], stops[-1], *shapes[0][axis + 1 :]))
-        for product, shape, stop in zip(group, shapes, stops, strict=True):
-            part, end = ops.slice_axis(y, axis, stop - shape[axis], stop), product.ends[depth]
-            trace.steps[-1] = Step(TABLE["slice"], (y,), (end,), trace.steps[-1].attributes, *_of(product.step))
+        for matmul, shape, stop in zip(group, shapes, stops, strict=True):
+            part, end = ops.slice_axis(y, axis, stop - shape[axis], stop), matmul.ends[depth]
+            trace.steps[-1] = Step(TABLE["slice"], (y,), (end,), trace.steps[-1].attributes, *_of(matmul.step))
             assert part.shape == end.shape
         replaced: dict[Step, list[Step]] = {}
-        for product in group:
-            gone = [product.step, *(makers[end] for end in product.ends[: depth + 1])]
+        for matmul in group:
+            gone = [matmul.step, *(makers[end] for end in matmul.ends[: depth + 1])]
             replaced |= {step: [] for step in gone}
         replaced[first] = trace.steps
         trace.steps, trace.layer, trace.phase = before
         return replaced
 
-    def _deepest(self, group: Sequence[_Product]) -> tuple[int, int]:
+    def _deepest(self, group: Sequence[_Matmul]) -> tuple[int, int]:
         """How many reshapes may come before the slices, and along which axis these are then taken.
 
         A slice of columns does not lie row by row, so a reshape of it would be a copy.
         """
-        for depth in reversed(range(min(len(product.ends) for product in group))):
-            shapes = [product.ends[depth].shape for product in group]
+        for depth in reversed(range(min(len(matmul.ends) for matmul in group))):
+            shapes = [matmul.ends[depth].shape for matmul in group]
             rows, leading = group[0].ends[0].size // group[0].ends[0].shape[-1], shapes[0]
             axis = next((axis for axis in range(len(leading)) if math.prod(leading[:axis]) == rows), None)
             if axis is not None and len({(shape[:axis], shape[axis + 1 :]) for shape in shapes}) == 1:
@@ -168,7 +168,7 @@ class _Merging:
         chain = self._chain(value)
         return chain[-1].inputs[0] if chain else value
 
-    def _made_again(self, value: Value) -> Value:
+    def _rematerialized(self, value: Value) -> Value:
         """A weight or a bias of which the steps may stand further below."""
         again = self._root(value)
         for step in reversed(self._chain(value) or []):

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 #: Bytes of a value that is small.
 _SMALL = 1 << 20
-#: Bytes that a large product reads and writes.
-LARGE_PRODUCT = 1 << 22
-_PRODUCTS = (
+#: Bytes that a large matmul reads and writes.
+LARGE_MATMUL = 1 << 22
+_MATMULS = (
     "matmul", "matmul_epilogue", "matmul_relu", "matmul_gelu", "matmul_relu_gradient", "matmul_gelu_gradient",
     "matmul_bias_gradient",
 )  # fmt: skip
@@ -67,8 +67,8 @@ def plan_memory(steps: list[Step], context: Context) -> list[Step]:
         context.kept,
         rerunnable=program.runs_in_phases,
         workspace=workspace,
-        lingers=traits.lingers,
-        products_linger=traits.products_linger,
+        reuse_delay=traits.reuse_delay,
+        matmul_reuse_delay=traits.matmul_reuse_delay,
         owns_rows=traits.owns_rows,
         views=context.index(steps).views,
     )
@@ -83,8 +83,8 @@ def planned(
     reuse: bool = True,
     guard: int = 0,
     workspace: Callable[[Step], int] | None = None,
-    lingers: int = 0,
-    products_linger: int = 0,
+    reuse_delay: int = 0,
+    matmul_reuse_delay: int = 0,
     owns_rows: bool = False,
     views: dict[Value, Value] | None = None,
 ) -> MemoryPlan:
@@ -94,8 +94,8 @@ def planned(
     rerunnable  phases may be run apart and again: what one phase hands to another stays to the end
     reuse       False gives every value memory of its own (for comparison in tests)
     guard       unused bytes after every value (tests watch them for stray writes)
-    lingers     steps after its last use that the memory of a small value is not used again (`Traits.lingers`)
-    products_linger   the same of memory that a large matmul uses last (`Traits.products_linger`)
+    reuse_delay   steps after its last use that the memory of a small value is not used again (`Traits.reuse_delay`)
+    matmul_reuse_delay   the same of memory that a large matmul uses last (`Traits.matmul_reuse_delay`)
     owns_rows   large values lie where values of their size lay, if they can (`Traits.owns_rows`)
     views       `views_of(steps)`, where that is known
     """
@@ -103,10 +103,10 @@ def planned(
     lifetimes = _Lifetimes(steps, plan, workspace, takes_over=reuse and not guard, owns_rows=owns_rows)
     blocks = lifetimes.found(keep, rerunnable)
     ends = [block.last for block in blocks]
-    if lingers or products_linger:
-        products = {index for index, step in enumerate(steps) if products_linger and _is_large_product(step)}
+    if reuse_delay or matmul_reuse_delay:
+        matmuls = {index for index, step in enumerate(steps) if matmul_reuse_delay and _is_large_matmul(step)}
         for block in blocks:
-            block.last += products_linger if block.last in products else lingers if block.nbytes <= _SMALL else 0
+            block.last += matmul_reuse_delay if block.last in matmuls else reuse_delay if block.nbytes <= _SMALL else 0
     assign_offsets(blocks, reuse, guard, owns_rows)
     for block, end in zip(blocks, ends, strict=True):
         block.last = end
@@ -210,9 +210,9 @@ class _Lifetimes:
         self.plan.placements = dict(zip(reversed(self.values), reversed(self.places), strict=True))
 
 
-def _is_large_product(step: Step) -> bool:
-    is_product = step.op.name in _PRODUCTS
-    return is_product and sum(value.nbytes for value in (*step.inputs, *step.results)) >= LARGE_PRODUCT
+def _is_large_matmul(step: Step) -> bool:
+    is_matmul = step.op.name in _MATMULS
+    return is_matmul and sum(value.nbytes for value in (*step.inputs, *step.results)) >= LARGE_MATMUL
 
 
 def _workspace(step: Step, index: int, nbytes: int) -> Value:

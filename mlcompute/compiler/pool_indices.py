@@ -1,12 +1,13 @@
 """pool_indices: max pooling keeps where the largest elements are, a byte each, instead of its whole source.
 
     y = max_pool(x)    dx = max_pool_gradient(dy, x)            x must stay for the gradient pass
-    y, p = max_pool_places(x)    dx = max_pool_spread(dy, p)    x may go
+    y, i = max_pool_with_indices(x)    dx = max_pool_indices_gradient(dy, i)    x may go
 
 Often x is the result of a ReLU, whose gradient reads it, too: where x <= 0. Of x only the largest elements take a
 gradient, and those are y, which the next layer keeps anyway. So the ReLU is asked before dy is spread:
 
-    dx = select(x <= 0, 0, max_pool_gradient(dy, x))    becomes    dx = max_pool_spread(select(y <= 0, 0, dy), p)
+    dx = select(x <= 0, 0, max_pool_gradient(dy, x))
+    becomes    dx = max_pool_indices_gradient(select(y <= 0, 0, dy), i)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from mlcompute.compiler.context import Context
 from mlcompute.ops.images import first_shape
 from mlcompute.ops.op import TABLE, Step, Value
-from mlcompute.ops.pooling import MOST_PLACES, PLACES
+from mlcompute.ops.pooling import INDEX_TYPE, MOST_INDICES
 
 
 def pool_indices(steps: list[Step], context: Context) -> list[Step]:
@@ -36,7 +37,7 @@ class _PoolIndices:
         self.readers = context.index(steps).readers
         self.viewed = set(context.index(steps).aliases.values())
         self.replaced: dict[Step, list[Step]] = {}
-        #: Devices that pool channels-last keep places only there: pools outside of such regions stay as they are.
+        #: Devices that pool channels-last keep indices only there: pools outside of such regions stay as they are.
         self.only_last = context.engine.traits.channels_last
 
     def consider(self, pool: Step) -> None:
@@ -45,7 +46,7 @@ class _PoolIndices:
         kernel = pool.attributes["kernel"]
         if self.only_last and not pool.attributes.get("channels_last"):
             return
-        if x.kind != "temporary" or x in self.keep or x in self.viewed or kernel[0] * kernel[1] > MOST_PLACES:
+        if x.kind != "temporary" or x in self.keep or x in self.viewed or kernel[0] * kernel[1] > MOST_INDICES:
             return
         later = [step for step in self.readers[x] if step.phase != "forward"]
         gradients = [step for step in later if step.op.name == "max_pool_gradient" and step.inputs[1] is x]
@@ -59,11 +60,11 @@ class _PoolIndices:
         kept = y.nbytes if select is not None and not self._stays(y) else 0
         if kept + y.size >= x.nbytes:
             return
-        places = self.trace.value(y.shape, PLACES)
+        indices = self.trace.value(y.shape, INDEX_TYPE)
         self.replaced[pool] = [
-            Step(TABLE["max_pool_places"], (x,), (y, places), pool.attributes, pool.layer, pool.phase)
+            Step(TABLE["max_pool_with_indices"], (x,), (y, indices), pool.attributes, pool.layer, pool.phase)
         ]
-        self._rewrite_gradient(pool, gradient, places, masks, select)
+        self._rewrite_gradient(pool, gradient, indices, masks, select)
 
     def _masked(self, mask: Step, gradient: Step) -> Step | None:
         """The select by which a ReLU's gradient follows the pooling's, and nothing else does."""
@@ -87,14 +88,14 @@ class _PoolIndices:
         return value in self.keep or any(step.phase == "gradient" for step in self.readers.get(value, []))
 
     def _rewrite_gradient(
-        self, pool: Step, gradient: Step, places: Value, masks: list[Step], select: Step | None
+        self, pool: Step, gradient: Step, indices: Value, masks: list[Step], select: Step | None
     ) -> None:
         dy, y, x = gradient.inputs[0], pool.results[0], pool.inputs[0]
         last = pool.attributes.get("channels_last", False)
         attributes = {**pool.attributes, "shape": first_shape(x.shape) if last else x.shape}
-        spread, layer = TABLE["max_pool_spread"], gradient.layer
+        scatter, layer = TABLE["max_pool_indices_gradient"], gradient.layer
         if select is None:
-            self.replaced[gradient] = [Step(spread, (dy, places), gradient.results, attributes, layer, "gradient")]
+            self.replaced[gradient] = [Step(scatter, (dy, indices), gradient.results, attributes, layer, "gradient")]
             return
         (mask,) = masks
         chosen, masked = self.trace.value(y.shape, mask.results[0].dtype), self.trace.value(dy.shape, dy.dtype)
@@ -102,5 +103,5 @@ class _PoolIndices:
         self.replaced[select] = [
             Step(mask.op, (y, mask.inputs[1]), (chosen,), {}, select.layer, "gradient"),
             Step(select.op, (chosen, select.inputs[1], dy), (masked,), {}, select.layer, "gradient"),
-            Step(spread, (masked, places), select.results, attributes, layer, "gradient"),
+            Step(scatter, (masked, indices), select.results, attributes, layer, "gradient"),
         ]

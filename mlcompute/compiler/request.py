@@ -39,7 +39,7 @@ class Request:
     out_of_place    it leaves new parameters elsewhere; `moves_states`: new optimizer state, too
     streams         other processes of this machine read them there
     user_gradients  tensor a gradient from outside is fed to -> the tensor whose gradient it adds to
-    fed_gradients   parameters of a program that only updates -> what their gradients are fed to
+    gradient_inputs   parameters of a program that only updates -> inputs for their gradients
     wanted          tensors that are not parameters but need a gradient
     parameters      tensors the optimizer updates
     groups          those that belong to groups of the optimizer -> which ones
@@ -73,7 +73,7 @@ class Request:
     total: Tensor | None = None
     stopped: set[Tensor] = field(default_factory=set)
     user_gradients: dict[Tensor, Tensor] = field(default_factory=dict)
-    fed_gradients: dict[Tensor, Tensor] = field(default_factory=dict)
+    gradient_inputs: dict[Tensor, Tensor] = field(default_factory=dict)
     wanted: list[Tensor] = field(default_factory=list)
     parameters: list[Tensor] = field(default_factory=list)
     groups: dict[Tensor, Members] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mlcompute.compiler.program import Program
-from mlcompute.devices.foreign_array import Lying
+from mlcompute.devices.foreign_array import DeviceArray
 from mlcompute.devices.scalars import Scalars
 from mlcompute.enums import DeviceType
 from mlcompute.ops.op import Array, Step, Value
@@ -37,10 +37,10 @@ class Traits:
     recomputes_factors    what a matmul or convolution of the gradient pass reads is computed again, not kept
     updates_last       many updates are one kernel, so they should follow each other, and not their gradients
     channels_last      the fastest image kernels are those for (N, H, W, C)
-    lingers            small values keep their memory for so many steps more than they are needed: steps that use the
-                       same memory could not become one launch
-    products_linger    memory that a large matmul used last is left alone for so many steps: what would use it could not
-                       run beside the matmul
+    reuse_delay        memory of small values is not used again for so many steps: steps that use the same memory could
+                       not become one launch
+    matmul_reuse_delay    the same of memory that a large matmul used last: what would use it could not run beside the
+                       matmul
     owns_rows          a thread computes the same rows of every value and finds them in its cache: memory should go on
                        to values of the same size
     mixes_types        a matmul or convolution reads each operand in the type it is stored in, float32 or bfloat16: it
@@ -58,8 +58,8 @@ class Traits:
     recomputes_factors: bool = True
     updates_last: bool = False
     channels_last: bool = False
-    lingers: int = 0
-    products_linger: int = 0
+    reuse_delay: int = 0
+    matmul_reuse_delay: int = 0
     owns_rows: bool = False
     mixes_types: bool = False
     runs_ahead: bool = False
@@ -154,7 +154,7 @@ class Engine(ABC):
         """What is taken of its memory, and for what; None where that is the host's."""
         return None
 
-    def foresee(self, steps: Sequence[Step]) -> None:
+    def warm_up(self, steps: Sequence[Step]) -> None:
         """Steps that are about to be planned and built: what takes long beside that may begin now.
 
         They are as the layers described them; `supports` has not been asked about them yet.
@@ -210,7 +210,7 @@ class Engine(ABC):
         """
         return None
 
-    def hand_out(self, values: Array | Lying, stream: Any, *, shares: bool = False) -> Any:
+    def to_dlpack(self, values: Array | DeviceArray, stream: Any, *, shares: bool = False) -> Any:
         """A copy of values in this device's memory as a DLPack capsule, ready for work on the receiver's stream.
 
         shares   no copy, but the memory they lie in
@@ -218,13 +218,13 @@ class Engine(ABC):
         raise BufferError(f"device '{self.name}' has no memory that DLPack could hand out")
 
     def join(
-        self, engines: Sequence[Engine], rank: int, size: int, meet: Callable[[bytes], list[bytes]]
+        self, engines: Sequence[Engine], rank: int, size: int, gather: Callable[[bytes], list[bytes]]
     ) -> DeviceExchange | None:
         """How memory gets from one device to another without the host; None where the host must carry it.
 
         engines   the devices of this process that train together, this one first
         rank      of the first of them, among `size` devices of all processes
-        meet      a message to all processes, and theirs, by rank
+        gather    sends a message to all processes and returns theirs, by rank
         """
         return None
 
@@ -340,7 +340,7 @@ class Executable(ABC):
         """A kept value as of the last run, or how to get it later, whatever has run by then."""
         return self.read(value)
 
-    def lying(self, value: Value) -> Lying | None:
+    def device_array(self, value: Value) -> DeviceArray | None:
         """A kept value where it lies, until the next run; None where it has gaps, or no memory of the device's own."""
         return None
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mlcompute.devices.device import Buffer, Completion, Engine, Executable
-from mlcompute.devices.foreign_array import Lying
+from mlcompute.devices.foreign_array import DeviceArray
 from mlcompute.ops.op import Array, Value
 
 #: Numbers to add: a buffer, or two sums that are added. So the order of all additions is said.
@@ -133,7 +133,7 @@ class DeviceExchange(ABC):
         """Copies between devices. All processes ask for the same ones, in the same order."""
 
     @abstractmethod
-    def keep(self, rank: int, lying: Lying) -> Callable[[], Array]:
+    def keep(self, rank: int, array: DeviceArray) -> Callable[[], Array]:
         """Values of a device as they are when it has come so far, whatever it does then."""
 
     @abstractmethod

@@ -45,7 +45,7 @@ class ForeignArray:
     stream: int | None = DEFAULT_STREAM
 
 
-class Lying(NamedTuple):
+class DeviceArray(NamedTuple):
     """Values in the memory of a device, without gaps."""
 
     buffer: Buffer

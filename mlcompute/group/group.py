@@ -183,7 +183,7 @@ def _world(timeout: float) -> Exchange:
 def _find(timeout: float) -> Exchange:
     from mlcompute.group.tcp import connect, slurm_variables
 
-    expected, by_slurm = _told_size(*_MPI_SIZES), _told_size(_SLURM_SIZE)
+    expected, by_slurm = _size_from_environment(*_MPI_SIZES), _size_from_environment(_SLURM_SIZE)
     if "mpi4py.MPI" in sys.modules or expected > 1 or (by_slurm > 1 and find_spec("mpi4py") is not None):
         from mlcompute.group.mpi import MPILink, load_mpi
 
@@ -204,10 +204,10 @@ def _find(timeout: float) -> Exchange:
     return Alone(timeout)
 
 
-def _told_size(*names: str) -> int:
+def _size_from_environment(*names: str) -> int:
     """How many processes the launcher says it has started, by one of these variables."""
-    told = (os.environ.get(name, "") for name in names)
-    return next((int(text) for text in told if text.isdigit()), 1)
+    values = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in values if text.isdigit()), 1)
 
 
 def _end_with(exchange: MessageExchange) -> None:

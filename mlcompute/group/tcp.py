@@ -183,7 +183,7 @@ def _serve(sockets: dict[int, socket.socket], host: str, port: int, size: int, e
                     f"Group: of {size} processes, rank {', '.join(map(str, missing))} did not come to {host}:{port}",
                     fix="start as many processes as WORLD_SIZE says, all with the same MASTER_ADDR and MASTER_PORT",
                 ) from None
-            with _strangers_closed(one):
+            with _closed_on_error(one):
                 said = _heard(one, 5)
                 if said["size"] != size or said["rank"] in sockets:
                     _say(one, {"refused": f"rank {said['rank']} of {said['size']} came to a group of {size}"})
@@ -227,7 +227,7 @@ def _join(sockets: dict[int, socket.socket], host: str, port: int, rank: int, si
                     fix="see whether they still run, and whether the machines reach each other's ports",
                     ranks=tuple(missing),
                 ) from None
-            with _strangers_closed(one):
+            with _closed_on_error(one):
                 sockets[_heard(one, 5)["rank"]] = one
 
 
@@ -255,7 +255,7 @@ def _say(one: socket.socket, message: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _strangers_closed(one: socket.socket) -> Iterator[None]:
+def _closed_on_error(one: socket.socket) -> Iterator[None]:
     """What connects and says something else is not one of the group."""
     try:
         yield
@@ -265,7 +265,7 @@ def _strangers_closed(one: socket.socket) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ending(rank: int) -> Iterator[None]:
-    """A connection that breaks while all meet is a process that is gone."""
+    """A connection that breaks while the group is formed is a process that is gone."""
     try:
         yield
     except OSError as error:

@@ -35,7 +35,7 @@ def broadcast_shape(*shapes: Shape) -> Shape:
     return common
 
 
-class _Map(Op):
+class _Elementwise(Op):
     elementwise = True
 
 
@@ -76,7 +76,7 @@ def _define(
         "expansion": staticmethod(expansion) if expansion else None,
     }
     assert name not in TABLE
-    TABLE[name] = type(name, (_Map,), members)()
+    TABLE[name] = type(name, (_Elementwise,), members)()
 
 
 def _same(*inputs: Typed, **_: Any) -> np.dtype[Any]:

@@ -13,9 +13,9 @@ from mlcompute.ops.reductions import argmax
 from mlcompute.ops.views import reshape, slice_
 from mlcompute.ops.windows import Pair, Sides, bordered, each_place, inner, window_counts
 
-#: The place of an element in its window is kept in one byte; 255 means none.
-PLACES = np.dtype(np.uint8)
-MOST_PLACES = 255
+#: The index of an element in its window is kept in one byte; 255 means none.
+INDEX_TYPE = np.dtype(np.uint8)
+MOST_INDICES = 255
 
 
 def _pooled(op: str, x: Shape, kernel: Pair, strides: Pair, dilations: Pair, padding: Sides) -> Shape:
@@ -65,8 +65,8 @@ class MaxPoolGradient(Op):
 
     @staticmethod
     def meaning(dy: Array, x: Array, kernel: Pair, strides: Pair, dilations: Pair, padding: Sides) -> Array:
-        places = _first_largest(x, dy.shape, kernel, strides, dilations, padding)
-        return _spread(dy, places, x.shape, kernel, strides, dilations, padding)
+        indices = _first_largest(x, dy.shape, kernel, strides, dilations, padding)
+        return _spread(dy, indices, x.shape, kernel, strides, dilations, padding)
 
     @staticmethod
     def derivative(
@@ -91,48 +91,47 @@ class MaxPoolGradient(Op):
         return reshape(gather(windows(dy, 0.0), first, axis=2), d.shape), None
 
 
-@register("max_pool_places", "contraction")
+@register("max_pool_with_indices", "contraction")
 @either_layout((0,))
-class MaxPoolPlaces(Op):
+class MaxPoolWithIndices(Op):
     """y = max_pool, and which element of each window it is: its number row-major, -1 (255) in a window without any x.
 
-    With the places a gradient needs no x. Made by the compiler after differentiation, so it has no derivative itself.
+    With the indices a gradient needs no x. Made by the compiler after differentiation, so it has no derivative itself.
     """
 
     @staticmethod
     def result(x: Typed, kernel: Pair, strides: Pair, dilations: Pair, padding: Sides) -> tuple[ArrayType, ArrayType]:
-        if kernel[0] * kernel[1] > MOST_PLACES:
-            raise ShapeError(f"max_pool_places: windows of {kernel} have more places than {MOST_PLACES}")
-        shape = _pooled("max_pool_places", x.shape, kernel, strides, dilations, padding)
-        return ArrayType(shape, x.dtype), ArrayType(shape, PLACES)
+        if kernel[0] * kernel[1] > MOST_INDICES:
+            raise ShapeError(f"max_pool_with_indices: windows of {kernel} have more elements than {MOST_INDICES}")
+        shape = _pooled("max_pool_with_indices", x.shape, kernel, strides, dilations, padding)
+        return ArrayType(shape, x.dtype), ArrayType(shape, INDEX_TYPE)
 
     @staticmethod
     def meaning(x: Array, kernel: Pair, strides: Pair, dilations: Pair, padding: Sides) -> tuple[Array, Array]:
         y = MaxPool.meaning(x, kernel, strides, dilations, padding)
-        return y, _first_largest(x, y.shape, kernel, strides, dilations, padding).astype(PLACES)
+        return y, _first_largest(x, y.shape, kernel, strides, dilations, padding).astype(INDEX_TYPE)
 
 
-@register("max_pool_spread", "contraction")
+@register("max_pool_indices_gradient", "contraction")
 @either_layout((0, 1))
-class MaxPoolSpread(Op):
-    """y = dy of every window added to the element its place names: max_pool_gradient of what max_pool_places saw."""
+class MaxPoolIndicesGradient(Op):
+    """y = dy of every window added to the element its index names: max_pool_gradient for max_pool_with_indices."""
 
     @staticmethod
     def result(
-        dy: Typed, places: Typed, shape: Shape, kernel: Pair, strides: Pair, dilations: Pair, padding: Sides
+        dy: Typed, indices: Typed, shape: Shape, kernel: Pair, strides: Pair, dilations: Pair, padding: Sides
     ) -> ArrayType:
-        expected = _pooled("max_pool_spread", shape, kernel, strides, dilations, padding)
-        if dy.shape != expected or places.shape != expected:
-            raise ShapeError(
-                f"max_pool_spread: dy is {dy.shape}, places {places.shape}, an image {shape} needs {expected}"
-            )
+        expected = _pooled("max_pool_indices_gradient", shape, kernel, strides, dilations, padding)
+        if dy.shape != expected or indices.shape != expected:
+            found = f"dy is {dy.shape}, indices {indices.shape}"
+            raise ShapeError(f"max_pool_indices_gradient: {found}, an image {shape} needs {expected}")
         return ArrayType(shape, dy.dtype)
 
     @staticmethod
     def meaning(
-        dy: Array, places: Array, shape: Shape, kernel: Pair, strides: Pair, dilations: Pair, padding: Sides
+        dy: Array, indices: Array, shape: Shape, kernel: Pair, strides: Pair, dilations: Pair, padding: Sides
     ) -> Array:
-        return _spread(dy, places, shape, kernel, strides, dilations, padding)
+        return _spread(dy, indices, shape, kernel, strides, dilations, padding)
 
 
 def _first_largest(x: Array, pooled: Shape, kernel: Pair, strides: Pair, dilations: Pair, padding: Sides) -> Array:
@@ -152,11 +151,11 @@ def _first_largest(x: Array, pooled: Shape, kernel: Pair, strides: Pair, dilatio
 
 
 def _spread(
-    dy: Array, places: Array, shape: Shape, kernel: Pair, strides: Pair, dilations: Pair, padding: Sides
+    dy: Array, indices: Array, shape: Shape, kernel: Pair, strides: Pair, dilations: Pair, padding: Sides
 ) -> Array:
     y = bordered(np.zeros(shape, dy.dtype), padding, 0.0)
     for number, (_, pixels) in enumerate(each_place(kernel, dy.shape[2:], strides, dilations)):
-        y[pixels] += np.where(places == number, dy, 0)
+        y[pixels] += np.where(indices == number, dy, 0)
     return inner(y, padding)
 
 

@@ -65,7 +65,7 @@ def apply_gradients(session: Session, given: Mapping[str | Tensor, ArrayLike], o
     learning, compiled = session.definition.learning, session.compiled
     assert learning is not None
     assert compiled is not None
-    compiled.request.fed_gradients = {tensor: learning.gradient_tensor(tensor) for tensor in names}
+    compiled.request.gradient_inputs = {tensor: learning.gradient_tensor(tensor) for tensor in names}
     program = session.program("apply", compiled.request.batch_size)
     # The update uses the memory of the graph: what somebody holds of the last run is copied out of it.
     session.wait()

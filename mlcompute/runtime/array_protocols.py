@@ -14,7 +14,7 @@ from mlcompute.ops.op import Array
 
 if TYPE_CHECKING:
     from mlcompute.devices.device import Engine
-    from mlcompute.devices.foreign_array import Lying
+    from mlcompute.devices.foreign_array import DeviceArray
 
 
 class Exchanged:
@@ -79,16 +79,16 @@ class Exchanged:
         engines = gpu_engines()
         if ordinal >= len(engines):
             raise BufferError(f"Tensor '{self.label}': there is no GPU {ordinal} to copy it to {why_no_gpu()}".strip())
-        there, lasts = self._lying_on(engines[ordinal])
+        there, lasts = self._device_array_on(engines[ordinal])
         if shares and (there is None or not lasts):
             raise BufferError(
                 f"Tensor '{self.label}' has no memory on GPU {ordinal} that could be shared: only parameters of graphs "
                 "that run there do; leave copy=False out for a copy"
             )
-        return engines[ordinal].hand_out(self._values() if there is None else there, stream, shares=shares)
+        return engines[ordinal].to_dlpack(self._values() if there is None else there, stream, shares=shares)
 
     @abstractmethod
-    def _lying_on(self, engine: Engine) -> tuple[Lying | None, bool]:
+    def _device_array_on(self, engine: Engine) -> tuple[DeviceArray | None, bool]:
         """The newest values where a device has them, else None; and whether they lie there after the next run."""
 
     def __dlpack_device__(self) -> tuple[int, int]:

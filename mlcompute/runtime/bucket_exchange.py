@@ -15,9 +15,9 @@ import numpy as np
 
 from mlcompute.compiler.request import Tree
 from mlcompute.devices.host_memory import allocate
+from mlcompute.group.barrier import BARRIER_BYTES, Barrier
 from mlcompute.group.exchange import Among, Exchange, Kind
 from mlcompute.group.group import Group
-from mlcompute.group.meeting import MEETING_BYTES, Meeting
 from mlcompute.group.slices import Node, nodes_of, split_at, tree_sum
 from mlcompute.ops.op import Array
 from mlcompute.runtime.background import Background
@@ -56,11 +56,11 @@ class BucketExchange:
         sizes = [self._bytes_of(rank) + mirrored[rank] for rank in range(group.size)]
         values = banks * sum(bucket.length * bucket.dtype.itemsize for bucket in buckets)
         machine = self._exchange.machine
-        own = MEETING_BYTES + sizes[self._rank] + (values if self._rank == machine[0] else 0)
+        own = BARRIER_BYTES + sizes[self._rank] + (values if self._rank == machine[0] else 0)
         shared = self._exchange.share(own) if len(machine) > 1 else {}
         if shared:
-            self._meeting = Meeting(self._exchange, shared)
-            memory = {rank: part[MEETING_BYTES:] for rank, part in shared.items()}
+            self._barrier = Barrier(self._exchange, shared)
+            memory = {rank: part[BARRIER_BYTES:] for rank, part in shared.items()}
         else:
             machine = range(self._rank, self._rank + 1)
             memory = {self._rank: allocate(sizes[self._rank] + values).host}
@@ -155,7 +155,7 @@ class BucketExchange:
         assert index == self._started, "buckets are exchanged in the same order everywhere"
 
         def send() -> None:
-            self._meet(Kind.STEP, same, word)
+            self._wait_on_machine(Kind.STEP, same, word)
             self._send(index, Kind.STEP, same, word)
 
         self._background.begin(send)
@@ -174,8 +174,8 @@ class BucketExchange:
                 if mine is not one:
                     np.copyto(mine, one)
         if self.is_shared:
-            return self._meeting.meet(kind, same=same, word=word)
-        words = self._meet(kind, same, word)
+            return self._barrier.wait(kind, same=same, word=word)
+        words = self._wait_on_machine(kind, same, word)
         # The first that is not 0 counts for all of a machine, as it does for whoever reads them.
         of_machine = next((words[rank] for rank in self._machine if words[rank]), 0)
         for index in range(first, len(self._buckets)):
@@ -185,11 +185,11 @@ class BucketExchange:
                     words[start : start + len(self._machine)] = [theirs] * len(self._machine)
         return words
 
-    def _meet(self, kind: Kind, same: int = 0, word: int = 0, patience: float = 0.0) -> list[int]:
+    def _wait_on_machine(self, kind: Kind, same: int = 0, word: int = 0, patience: float = 0.0) -> list[int]:
         """All processes of this machine have come; their words."""
         if len(self._machine) == 1:
             return [word] * self._size
-        return self._meeting.meet(kind, same=same, word=word, patience=patience)
+        return self._barrier.wait(kind, same=same, word=word, patience=patience)
 
     def _send(self, index: int, kind: Kind, same: int, word: int) -> list[int]:
         """Sums of shards of other machines go there, those of the own shard come from there."""
@@ -240,11 +240,11 @@ class BucketExchange:
     def gather(self, kind: Kind) -> None:
         """The new values of all shards are in the coming bank of each bucket. Nobody reads sums any more."""
         if self.is_shared:
-            self._meeting.meet(kind)
+            self._barrier.wait(kind)
             return
         for bucket in self._buckets:
             gather_shards(self._exchange, kind, bucket, bucket.banks[bucket.coming], self._among(2))
-        self._meet(kind, patience=3 * self._waits)
+        self._wait_on_machine(kind, patience=3 * self._waits)
 
 
 def of_bank(memory: Array, bank: int) -> Array:

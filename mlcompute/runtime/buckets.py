@@ -91,7 +91,7 @@ class Bucket:
         if role == "parameter":
             self.updated = self.length
 
-    def share_out(self, size: int, rank: int, *, whole: bool) -> None:
+    def cut_into_shards(self, size: int, rank: int, *, whole: bool) -> None:
         """Cut it into shards; `whole`: only between tensors."""
         self.length = _rounded(self.length, BLOCK)
         self.bounds = [0, *(BLOCK * last for _, last in cut(self.length // BLOCK, size))]
@@ -174,7 +174,7 @@ def make_buckets(
         is_first_of_rest = role != "parameter" and (not bucket.entries or bucket.entries[-1].role == "parameter")
         bucket.add(tensor, role, shape, BLOCK if whole or blocks or is_first_of_rest else _ALIGNMENT)
     for bucket in buckets.values():
-        bucket.share_out(size, rank, whole=whole)
+        bucket.cut_into_shards(size, rank, whole=whole)
     return list(buckets.values())
 
 

@@ -321,8 +321,8 @@ def update_request(request: Request) -> Request:
     """The optimizer alone: it updates what a step of the graph would, with gradients that are fed."""
     return Request(
         batch_size=request.batch_size,
-        user_gradients={gradient: tensor for tensor, gradient in request.fed_gradients.items()},
-        parameters=list(request.fed_gradients),
+        user_gradients={gradient: tensor for tensor, gradient in request.gradient_inputs.items()},
+        parameters=list(request.gradient_inputs),
         groups=request.groups,
         optimizer=request.optimizer,
         fuses=request.fuses,

@@ -59,8 +59,8 @@ def made(training: GroupTraining) -> DeviceStep | None:
     exchange = None
     reason = _why_not(training)
     if not reason:
-        meet = functools.partial(training.exchange.gather_bytes, Kind.COMPILE)
-        exchange = engines[0].join(engines, group.rank, max(group.size, len(engines)), meet)
+        gather = functools.partial(training.exchange.gather_bytes, Kind.COMPILE)
+        exchange = engines[0].join(engines, group.rank, max(group.size, len(engines)), gather)
     if exchange is None and len(engines) > 1 and training.request.optimizer is not None:
         raise DeviceError(
             f"{session.definition.who}.compile: the graph cannot be trained on {len(engines)} devices",

@@ -51,7 +51,7 @@ class GroupCall:
         """Run the step on one call's data."""
         training, step = session.in_group, self._step
         assert training is not None
-        if session.unsettled:
+        if session.unchecked:
             session.raise_unseen_error()
         if session.has_averaged_weights:
             session.expect_own_weights(self._call.method)
@@ -212,7 +212,7 @@ def _carried_out(session: Session, call: Call, work: Callable[[], ResultState | 
     job.raise_error()
     if training.under_way is not None:
         job.completion = training.under_way
-        session.unsettled.append(job)
+        session.unchecked.append(job)
     return Execution(job)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from mlcompute.compiler.program import Program
 from mlcompute.devices.device import Completion, Executable
-from mlcompute.devices.foreign_array import Lying
+from mlcompute.devices.foreign_array import DeviceArray
 from mlcompute.group.exchange import Kind
 from mlcompute.group.slices import Node, cut, tree_sum
 from mlcompute.ops.bfloat16 import computed_type
@@ -250,8 +250,8 @@ class GroupRun(LastRun):
     def computed(self, tensor: Tensor) -> bool:
         return self._results.knows(tensor) if self._results.is_shared else super().computed(tensor)
 
-    def lying(self, tensor: Tensor) -> Lying | None:
-        return None if self._results.is_shared else super().lying(tensor)
+    def device_array(self, tensor: Tensor) -> DeviceArray | None:
+        return None if self._results.is_shared else super().device_array(tensor)
 
     def value(self, tensor: Tensor) -> Array | None:
         return self._results.value(tensor) if self._results.is_shared else super().value(tensor)

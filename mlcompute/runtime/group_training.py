@@ -78,9 +78,9 @@ class GroupTraining:
         self.results = GroupResults(self)
         self.last_step: GroupStep | None = None
         compare(self)
-        self.share_out()
+        self.cut_into_shards()
 
-    def share_out(self) -> None:
+    def cut_into_shards(self) -> None:
         """Cut what is exchanged into shards, one per process."""
         program, optimizer, group = self.program, self.request.optimizer, self.group
         tensors = [(t, "parameter", t.descriptor.shape, value.dtype) for t, value in program.exchanged.items()]
@@ -347,7 +347,7 @@ class GroupTraining:
         states = before.states_after(bank)
         self.alternating.release()
         self._pending = {}
-        self.share_out()
+        self.cut_into_shards()
         if session.state is not None:
             self.update.take_over(session.state, states)
         self.compiled.storages.clear()
@@ -358,7 +358,7 @@ class GroupTraining:
         states = self.update.gather_states()
         self.session.elastic = True
         self.alternating.release()
-        self.share_out()
+        self.cut_into_shards()
         if self.session.state is not None:
             self.update.take_over(self.session.state, states)
         self.compiled.storages.clear()

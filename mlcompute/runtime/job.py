@@ -129,7 +129,7 @@ class Job:
         self.completion = self.undo = self.data = None
 
     @property
-    def is_settled(self) -> bool:
+    def is_checked(self) -> bool:
         """Is it known how it went? Never waits."""
         completion = self.completion
         if self.is_done and self.undo is not None and completion is not None:

@@ -8,7 +8,7 @@ import threading
 import weakref
 
 from mlcompute.devices.device import Completion, Executable
-from mlcompute.devices.foreign_array import Lying
+from mlcompute.devices.foreign_array import DeviceArray
 from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.passes import Passes
 from mlcompute.runtime.run_result import ResultState
@@ -86,10 +86,10 @@ class LastRun:
         value = self._kept(tensor)
         return None if value is None or self.executable is None else self.executable.read(value)
 
-    def lying(self, tensor: Tensor) -> Lying | None:
+    def device_array(self, tensor: Tensor) -> DeviceArray | None:
         """The same where it lies on the device, if it does so in one piece."""
         value = self._kept(tensor)
-        return None if value is None or self.executable is None else self.executable.lying(value)
+        return None if value is None or self.executable is None else self.executable.device_array(value)
 
     def _kept(self, tensor: Tensor) -> Value | None:
         if self.executable is None:

@@ -123,7 +123,7 @@ class Run:
 
     def submit(self, session: Session, compiled: CompiledGraph, inputs: InputData) -> Execution:
         """Queue a run. Nothing can be refused any more; what can fail now fails in the run."""
-        if session.unsettled:
+        if session.unchecked:
             session.raise_unseen_error()
         specification, is_ahead, device = self.specification, self.is_ahead, session.device
         assert device is not None
@@ -155,7 +155,7 @@ class Run:
             if self.passes is not None:
                 self.passes.queued.update(specification.phases)
             otherwise = self._detach if is_ahead else None
-            queue.submit(job, is_synchronous or is_ahead, session.unsettled, otherwise)
+            queue.submit(job, is_synchronous or is_ahead, session.unchecked, otherwise)
         if is_synchronous:
             job.wait()
             session.has_seen(job)

@@ -41,13 +41,13 @@ from mlcompute.tensor import Tensor
 if TYPE_CHECKING:
     from mlcompute.device import Device
     from mlcompute.devices.device import Engine
-    from mlcompute.devices.foreign_array import Lying
+    from mlcompute.devices.foreign_array import DeviceArray
     from mlcompute.inference import InferenceGraph
     from mlcompute.runtime.job import Job
     from mlcompute.training import TrainingGraph
 
 #: So many runs may be under way before the device is asked how they went; one that has failed says so by itself.
-_MOST_UNSETTLED = 8
+_MOST_UNCHECKED = 8
 
 
 class Session:
@@ -57,7 +57,7 @@ class Session:
     group      the processes that train it together; None: this one alone
     links      the sessions of linked graphs in order, itself among them; empty for a graph that stands alone
     compiled   None when there is nothing compiled, or something it depends on has changed since
-    unsettled  runs that may still fail, or whose failure nobody may have seen
+    unchecked  runs that may still fail, or whose failure nobody may have seen
     passes     the passes run one by one that were last asked for; None: some other run
     state      of the optimizer; None without one
     """
@@ -77,10 +77,10 @@ class Session:
         self.links: list[Session] = []
         self.compiled: CompiledGraph | None = None
         self.inputs = Inputs()
-        self.unsettled: deque[Job] = deque()
+        self.unchecked: deque[Job] = deque()
         #: Are the weights their averages for the moment? Then nothing is trained.
         self.has_averaged_weights = False
-        self._settling = threading.Lock()
+        self._checking = threading.Lock()
         self.last = LastRun()
         self.passes: Passes | None = None
         self.random = RandomPasses()
@@ -335,16 +335,16 @@ class Session:
 
     def raise_unseen_error(self) -> None:
         """Raise what an earlier run failed with, if nobody was told."""
-        unsettled = self.unsettled
+        unchecked = self.unchecked
         try:
-            oldest, newest = unsettled[0], unsettled[-1]
+            oldest, newest = unchecked[0], unchecked[-1]
         except IndexError:
             return
-        if len(unsettled) <= _MOST_UNSETTLED and not oldest.has_news() and (newest is oldest or not newest.has_news()):
+        if len(unchecked) <= _MOST_UNCHECKED and not oldest.has_news() and (newest is oldest or not newest.has_news()):
             return
-        with self._settling:
-            for run in list(unsettled):
-                if not run.is_settled:
+        with self._checking:
+            for run in list(unchecked):
+                if not run.is_checked:
                     break
                 self.has_seen(run)
                 if run.error is not None and not run.error_was_seen:
@@ -353,7 +353,7 @@ class Session:
     def has_seen(self, run: Job) -> None:
         """Somebody has waited for a run and knows how it went."""
         try:  # noqa: SIM105  a small step would pay for a context manager
-            self.unsettled.remove(run)
+            self.unchecked.remove(run)
         except ValueError:
             pass  # another thread has looked at it, too
 
@@ -371,9 +371,9 @@ class Session:
 
         Inside a completion handler it returns at once: what the run computed can be read there.
         """
-        with self._settling:
+        with self._checking:
             try:
-                last = self.unsettled[-1]
+                last = self.unchecked[-1]
             except IndexError:  # or another thread has just taken the last one
                 last = None
         if last is not None:
@@ -403,10 +403,10 @@ class Session:
         source = self.definition.source_of(tensor)
         return self.last.value(tensor) if source is None else self.last.kept_gradient(source)
 
-    def lying(self, tensor: Tensor, engine: Engine) -> Lying | None:
+    def device_array(self, tensor: Tensor, engine: Engine) -> DeviceArray | None:
         """The value a result had in the last run, where it lies on a device; None when it does not."""
         is_here = self.compiled is not None and self.compiled.engine is engine
-        return self.last.lying(tensor) if is_here and self.definition.source_of(tensor) is None else None
+        return self.last.device_array(tensor) if is_here and self.definition.source_of(tensor) is None else None
 
     def latest(self, tensor: Tensor) -> Array | None:
         """The value of a result in the last run, for a linked graph."""

@@ -12,7 +12,7 @@ from mlcompute.compiler.exchange_gradients import SLICE
 from mlcompute.compiler.program import Program
 from mlcompute.devices.device import Buffer, Engine, Executable
 from mlcompute.devices.device_exchange import SumTree
-from mlcompute.devices.foreign_array import Lying
+from mlcompute.devices.foreign_array import DeviceArray
 from mlcompute.group.slices import Node, joins, split_at
 from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.buckets import Bucket, Entry
@@ -292,7 +292,7 @@ class StepDevice:
         sizes: list[tuple[int, Value, int]] = []
         for number, executable in slices:
             for _, value in self._training.results.outputs_of(executable.program):
-                if executable.lying(value) is None:
+                if executable.device_array(value) is None:
                     return False
                 sizes.append((number, value, value.nbytes))
         self._make_room(sum(_rounded(nbytes) for _, _, nbytes in sizes))
@@ -318,16 +318,16 @@ class StepDevice:
     def copy_rows(self, number: int) -> None:
         """Outputs of a slice, before the next one overwrites them."""
         for value, buffer in self._places.get(number, ()):
-            lying = self._slices[number].lying(value)
-            assert lying is not None
-            self._exchange.copy(self.rank, buffer, lying.buffer)
+            array = self._slices[number].device_array(value)
+            assert array is not None
+            self._exchange.copy(self.rank, buffer, array.buffer)
 
     def kept_rows(self, number: int) -> Callable[[Value], Callable[[], Array]]:
         """What gives an output of a slice of the step that was enqueued last."""
         places = dict(self._places.get(number, ()))
 
         def keep(value: Value) -> Callable[[], Array]:
-            return self._exchange.keep(self.rank, Lying(places[value], value.shape, value.dtype))
+            return self._exchange.keep(self.rank, DeviceArray(places[value], value.shape, value.dtype))
 
         return keep
 
@@ -337,8 +337,8 @@ class StepDevice:
         for index, bucket in enumerate(self._buckets):
             for entry in bucket.entries:
                 if entry.role == "loss":
-                    lying = Lying(self._part(self.values[index], bucket, entry), entry.shape, bucket.dtype)
-                    found.append((entry.tensor, self._exchange.keep(self.rank, lying)))
+                    array = DeviceArray(self._part(self.values[index], bucket, entry), entry.shape, bucket.dtype)
+                    found.append((entry.tensor, self._exchange.keep(self.rank, array)))
         return found
 
 

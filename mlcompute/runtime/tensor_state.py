@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from mlcompute.devices.foreign_array import Lying
+from mlcompute.devices.foreign_array import DeviceArray
 from mlcompute.ops.op import Array
 from mlcompute.runtime.storage import Storage
 
@@ -114,14 +114,14 @@ class TensorState:
                 return found
         return left if self.bound_data is None else self.bound_data
 
-    def lying_on(self, tensor: Tensor, engine: Engine) -> tuple[Lying | None, bool]:
+    def device_array_on(self, tensor: Tensor, engine: Engine) -> tuple[DeviceArray | None, bool]:
         """The newest values where a device has them, else None; and whether they lie there after the next run."""
         residents = self.wait_for_runs()
         if self.storage is not None:
             buffer = self.storage.newest_on(engine)
-            return None if buffer is None else Lying(buffer, self.storage.shape, self.storage.dtype), True
+            return None if buffer is None else DeviceArray(buffer, self.storage.shape, self.storage.dtype), True
         latest = next((one for one in residents if one.last_run > self.left_values[0] and one.computes(tensor)), None)
-        return None if latest is None else latest.lying(tensor, engine), False
+        return None if latest is None else latest.device_array(tensor, engine), False
 
     def bind_input(self, tensor: Tensor, array: Array, device: Device, on_gpu: object = None) -> None:
         """Attach data for the coming runs; a tensor that keeps its data between runs takes over the new values.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Tenant:
+class Allocation:
     """A value that lies in the arena from step `first` to step `last`, both included.
 
     what    what it is: "result of fc1", "gradient of fc1's weights", "matmul in fc1", "workspace of conv1"
@@ -44,7 +44,7 @@ class MemoryTimeline:
     nbytes   size of the arena
     """
 
-    tenants: tuple[Tenant, ...]
+    allocations: tuple[Allocation, ...]
     phases: tuple[str, ...]
     layers: tuple[str, ...]
     ops: tuple[str, ...]
@@ -68,7 +68,7 @@ def memory_timeline(graph: Graph, program: Program) -> MemoryTimeline:
     made_at |= rooms
     kept = {program.plan.base(value) for value in program.kept}
     end = max(len(steps) - 1, 0)
-    tenants = []
+    allocations = []
     for value, place in program.plan.placements.items():
         step = steps[made_at[value]]
         layer = homes[step]
@@ -77,8 +77,8 @@ def memory_timeline(graph: Graph, program: Program) -> MemoryTimeline:
         else:
             where = " and ".join(layers_within(step)) if step.phase != "update" else layer
             what, phase = names.get(value) or f"{_op(step.op.name, step.attributes)} in {where or layer}", step.phase
-        tenants.append(
-            Tenant(
+        allocations.append(
+            Allocation(
                 what=what,
                 layer=layer,
                 phase=phase,
@@ -91,13 +91,13 @@ def memory_timeline(graph: Graph, program: Program) -> MemoryTimeline:
                 kept=value in kept,
             )
         )
-    tenants.sort(key=lambda tenant: (tenant.first, tenant.offset))
+    allocations.sort(key=lambda allocation: (allocation.first, allocation.offset))
     return MemoryTimeline(
-        tuple(tenants),
+        tuple(allocations),
         tuple(step.phase for step in steps),
         tuple(homes[step] for step in steps),
         tuple(_op(step.op.name, step.attributes) for step in steps),
-        tuple(_live(tenants, len(steps))),
+        tuple(_live(allocations, len(steps))),
         program.plan.nbytes,
     )
 
@@ -124,20 +124,20 @@ def _names(owners: Owners, program: Program) -> dict[Value, str]:
     return names
 
 
-def _live(tenants: list[Tenant], steps: int) -> list[int]:
-    """Bytes in use per step. Memory that is taken over in place has two tenants during one step, and counts once."""
+def _live(allocations: list[Allocation], steps: int) -> list[int]:
+    """Bytes in use per step. Memory taken over in place has two allocations during one step, and counts once."""
     changes = [0] * (steps + 1)
-    begins: dict[tuple[int, int], int] = {}  # (offset, last step) -> first step of the tenant that ends there
-    for tenant in tenants:
-        changes[tenant.first] += tenant.nbytes
-        changes[tenant.last + 1] -= tenant.nbytes
-        key = (tenant.offset, tenant.last)
-        begins[key] = min(begins.get(key, tenant.first), tenant.first)
+    begins: dict[tuple[int, int], int] = {}  # (offset, last step) -> first step of the allocation that ends there
+    for allocation in allocations:
+        changes[allocation.first] += allocation.nbytes
+        changes[allocation.last + 1] -= allocation.nbytes
+        key = (allocation.offset, allocation.last)
+        begins[key] = min(begins.get(key, allocation.first), allocation.first)
     live, found = 0, []
     twice = [0] * steps
-    for tenant in tenants:
-        if begins.get((tenant.offset, tenant.first), tenant.first) < tenant.first:
-            twice[tenant.first] += tenant.nbytes
+    for allocation in allocations:
+        if begins.get((allocation.offset, allocation.first), allocation.first) < allocation.first:
+            twice[allocation.first] += allocation.nbytes
     for change, double in zip(changes[:-1], twice, strict=True):
         live += change
         found.append(live - double)

@@ -11,10 +11,10 @@ from mlcompute.seeing.charts import nice_ticks
 from mlcompute.seeing.units import shape, size, visible
 
 if TYPE_CHECKING:
-    from mlcompute.seeing.memory import MemoryTimeline, Tenant
+    from mlcompute.seeing.memory import Allocation, MemoryTimeline
 
 #: Rectangles the picture has at most: the ones that take most room for longest.
-MOST_TENANTS = 600
+MOST_ALLOCATIONS = 600
 WIDTH, LEFT, RIGHT = 1090, 66, 10
 USE_TOP, USE_HEIGHT, STRIP, MAP_TOP, MAP_HEIGHT = 16, 70, 8, 116, 300
 HEIGHT = MAP_TOP + MAP_HEIGHT + 34
@@ -33,7 +33,7 @@ def memory_map(timeline: MemoryTimeline) -> MemoryPicture:
     """Draw a timeline."""
     steps, nbytes = max(len(timeline.phases), 1), max(timeline.nbytes, 1)
     per_step, per_byte = (WIDTH - LEFT - RIGHT) / steps, MAP_HEIGHT / nbytes
-    shown = sorted(timeline.tenants, key=lambda one: -one.nbytes * (one.last - one.first + 1))[:MOST_TENANTS]
+    shown = sorted(timeline.allocations, key=lambda one: -one.nbytes * (one.last - one.first + 1))[:MOST_ALLOCATIONS]
     shown.sort(key=lambda one: (one.first, one.offset))
     parts = [f'<svg class="chart memory" viewBox="0 0 {WIDTH} {HEIGHT}" role="presentation">']
     parts += _use(timeline, per_step)
@@ -59,14 +59,14 @@ def memory_map(timeline: MemoryTimeline) -> MemoryPicture:
         )
     parts += _step_ticks(steps, per_step)
     data = [_facts(one, timeline) for one in shown]
-    return MemoryPicture("".join([*parts, "</svg>"]), data, len(timeline.tenants) - len(shown))
+    return MemoryPicture("".join([*parts, "</svg>"]), data, len(timeline.allocations) - len(shown))
 
 
 def _handed_over(timeline: MemoryTimeline) -> set[tuple[int, int, str]]:
-    """(offset, step, side) of tenants that end or begin where memory is taken over within a step."""
-    ending = {(one.offset, one.last): one for one in timeline.tenants if one.first < one.last}
+    """(offset, step, side) of allocations that end or begin where memory is taken over within a step."""
+    ending = {(one.offset, one.last): one for one in timeline.allocations if one.first < one.last}
     found: set[tuple[int, int, str]] = set()
-    for one in timeline.tenants:
+    for one in timeline.allocations:
         before = ending.get((one.offset, one.first))
         if before is not None and before is not one:
             found |= {(one.offset, one.first, "begin"), (one.offset, one.first, "end")}
@@ -120,7 +120,7 @@ def _step_ticks(steps: int, per_step: float) -> list[str]:
     return [*parts, f'<text class="tick" x="{WIDTH - RIGHT}" y="{y + 14}" text-anchor="end">step of the program</text>']
 
 
-def _facts(one: Tenant, timeline: MemoryTimeline) -> list[str]:
+def _facts(one: Allocation, timeline: MemoryTimeline) -> list[str]:
     """What the page shows of a tensor: heading, type, size, place, time."""
     kept = ", readable after the run" if one.kept else ""
     written = f"step {one.first}: {timeline.ops[one.first]} ({timeline.layers[one.first]})"

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,7 +40,6 @@ class Page:
     footer: str = ""
     score: Figure | None = None
     live: Live = ""
-    data: dict[str, Any] = field(default_factory=dict)
 
     def html(self) -> str:
         """The text of the document."""
@@ -81,7 +80,7 @@ class Page:
 
     def everything(self) -> dict[str, Any]:
         """What the script needs of all parts."""
-        return {**{name: value for part in self.sections for name, value in part.data.items()}, **self.data}
+        return {name: value for part in self.sections for name, value in part.data.items()}
 
     def _links(self) -> str:
         return "".join(f'<a href="#{part.name}">{escape(part.title)}</a>' for part in self.sections)

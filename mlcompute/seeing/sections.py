@@ -163,24 +163,24 @@ def time_section(profile: GraphProfile) -> Section:
 def memory_section(timeline: MemoryTimeline, summary: Summary, run: Run | None = None) -> Section:
     """Where every tensor lies, and when."""
     picture = memory_map(timeline)
-    largest = sorted(timeline.tenants, key=lambda tenant: -tenant.nbytes)[:20]
+    largest = sorted(timeline.allocations, key=lambda allocation: -allocation.nbytes)[:20]
     table = Table(
         ["tensor", "type", "size", "from byte", "steps", "pass"],
         [
             [
-                tenant.what,
-                f"{tenant.dtype} {shape(tenant.shape)}",
-                size(tenant.nbytes),
-                f"{tenant.offset:,}",
-                f"{tenant.first} to {tenant.last}",
-                tenant.phase + (", kept" if tenant.kept else ""),
+                allocation.what,
+                f"{allocation.dtype} {shape(allocation.shape)}",
+                size(allocation.nbytes),
+                f"{allocation.offset:,}",
+                f"{allocation.first} to {allocation.last}",
+                allocation.phase + (", kept" if allocation.kept else ""),
             ]
-            for tenant in largest
+            for allocation in largest
         ],
         frozenset({2, 3, 4}),
     )
-    apart = sum(tenant.nbytes for tenant in timeline.tenants)
-    saved = f" Without sharing, the {len(timeline.tenants):,} tensors would take {size(apart)}." if apart else ""
+    apart = sum(allocation.nbytes for allocation in timeline.allocations)
+    saved = f" Without sharing, the {len(timeline.allocations):,} tensors would take {size(apart)}." if apart else ""
     state = f" Optimizer state takes {size(summary.state_memory)} more." if summary.state_memory else ""
     hidden = f" The {picture.hidden:,} smallest are not drawn." if picture.hidden else ""
     legend = "".join(
@@ -191,7 +191,7 @@ def memory_section(timeline: MemoryTimeline, summary: Summary, run: Run | None =
             ("update", "update"),
             ("workspace", "workspace of one kernel"),
         )
-        if any(tenant.phase == name for tenant in timeline.tenants)
+        if any(allocation.phase == name for allocation in timeline.allocations)
     )
     html = (
         f"<p class=lead>One arena of <b>{size(timeline.nbytes)}</b> holds every intermediate tensor of a step: height "

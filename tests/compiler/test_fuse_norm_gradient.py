@@ -1,4 +1,4 @@
-"""The join pass: one step gives all gradients of a normalisation with scale and shift, with the same numbers."""
+"""The fuse_norm_gradient pass: one step gives all gradients of a normalisation, with the same numbers."""
 
 from __future__ import annotations
 

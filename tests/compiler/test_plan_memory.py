@@ -1,4 +1,4 @@
-"""The plan pass: values that live at the same time never share a byte, and memory that is free is used again."""
+"""The plan_memory pass: values that live at the same time never share a byte, and memory that is free is used again."""
 
 from __future__ import annotations
 
@@ -85,16 +85,16 @@ def test_only_elementwise_ops_work_in_place() -> None:
 
 
 @pytest.mark.parametrize(("rows", "is_large"), [(1024, True), (8, False)])
-def test_memory_of_large_products_is_left_alone_for_a_while(rows: int, is_large: bool) -> None:
-    """What follows a large product could not run beside it if it wrote where the product reads."""
+def test_memory_of_large_matmuls_is_left_alone_for_a_while(rows: int, is_large: bool) -> None:
+    """What follows a large matmul could not run beside it if it wrote where the matmul reads."""
     trace = Trace()
     a = feed(trace, (rows, 512)) + 1.0
     b = ops.matmul(a, feed(trace, (512, 512)))  # the last to read a
     c = ops.matmul(feed(trace, (rows, 512)), feed(trace, (512, 512)))
     d = ops.matmul(feed(trace, (rows, 512)), feed(trace, (512, 512)))
-    usual, lingering = (planned(trace.steps, [b, c, d], products_linger=steps) for steps in (0, 1))
+    usual, delayed = (planned(trace.steps, [b, c, d], matmul_reuse_delay=steps) for steps in (0, 1))
     assert span(usual, c) == span(usual, a)
-    assert span(lingering, d if is_large else c) == span(lingering, a)
+    assert span(delayed, d if is_large else c) == span(delayed, a)
 
 
 def test_nothing_is_taken_over_that_is_also_seen_through_a_view() -> None:

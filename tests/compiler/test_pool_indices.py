@@ -1,4 +1,4 @@
-"""The remember pass: a maximum keeps places instead of its source, with the same numbers and less memory."""
+"""The pool_indices pass: max pooling keeps indices instead of its source, with the same numbers and less memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_places_instead_of_the_source(function: Any, window: dict[str, Any]) -> 
     network = Network(function, window)
     size = planned(network.trace.steps, network.results).nbytes
     found = network.check()
-    assert found["max_pool_places"] == found["max_pool_spread"] == 1
+    assert found["max_pool_with_indices"] == found["max_pool_indices_gradient"] == 1
     assert not found["max_pool"]
     assert not found["max_pool_gradient"]
     assert planned(network.trace.steps, network.results).nbytes < 0.8 * size
@@ -135,7 +135,7 @@ def test_fused_and_split_runs_agree(engine: Engine) -> None:
                 training.execute_optimizer_update()
         if fused:
             names = Counter(step.op.name for step in training.programs["fused 6"].steps)
-            assert names["max_pool_places"] == 2
+            assert names["max_pool_with_indices"] == 2
         parameters = [slot.tensor.data.copy() for layer in training.layers for slot in layer.parameters.values()]
         weights.append(parameters)
     for a, b in zip(*weights, strict=True):

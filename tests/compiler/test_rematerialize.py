@@ -1,4 +1,4 @@
-"""The recompute pass: the gradient pass makes again what is cheap, with the same numbers and less memory."""
+"""The rematerialize pass: the gradient pass recomputes what is cheap, with the same numbers and less memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schedule pass: updates run early, but never before what they need or past a reader of what they overwrite."""
+"""The schedule_updates pass: updates run early, but never before what they need or past readers of what they change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The orient pass: transposed products become products of transposed factors, with the same numbers."""
+"""The transpose_matmul pass: transposed matmuls become matmuls of transposed factors, with the same numbers."""
 
 from __future__ import annotations
 

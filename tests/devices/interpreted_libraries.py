@@ -97,8 +97,8 @@ def memory_at(address: int, count: int, dtype: Any = np.float32) -> Array:
     return np.frombuffer((ctypes.c_uint8 * (count * np.dtype(dtype).itemsize)).from_address(address), dtype)
 
 
-class InterpretedProduct:
-    """Stands for `cublaslt.Product`."""
+class InterpretedMatmul:
+    """Stands for `cublaslt.Matmul`."""
 
     driver: Any
 
@@ -210,13 +210,13 @@ class InterpretedCuda(EmulatedCuda):
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> InterpretedCuda:
-    monkeypatch.setattr(cublaslt, "Product", InterpretedProduct)
+    monkeypatch.setattr(cublaslt, "Matmul", InterpretedMatmul)
     monkeypatch.setattr(convolution_kernels, "has_few_channels", lambda step: False)  # these are our own
     monkeypatch.setattr(convolution_kernels, "convolution_tiling", lambda step: None)
     monkeypatch.setattr(convolution_kernels, "gradient_tiling", lambda step: None)
     monkeypatch.setattr(cudnn, "find_plan", lambda problem, gpu, allows_tf32: InterpretedPlan(problem))
     engine = InterpretedCuda()
-    monkeypatch.setattr(InterpretedProduct, "driver", engine.driver, raising=False)
+    monkeypatch.setattr(InterpretedMatmul, "driver", engine.driver, raising=False)
     monkeypatch.setattr(InterpretedPlan, "driver", engine.driver, raising=False)
     return engine
 

@@ -33,12 +33,12 @@ def pooling() -> Iterator[Described]:
         y = TABLE["max_pool"].meaning(zeros(*shape), **attributes)
         for samples in (shape[0], 40):
             x, dy = (last(np.zeros((samples, *like[1:]), dtype)) for like in (shape, y.shape))
-            for name in ("max_pool", "sum_pool", "max_pool_places"):
+            for name in ("max_pool", "sum_pool", "max_pool_with_indices"):
                 yield name, [x], {**attributes, "channels_last": True}, None
             yield "max_pool_gradient", [dy, x], {**attributes, "channels_last": True}, None
             whole = {**attributes, "channels_last": True, "shape": (samples, *shape[1:])}
             yield "sum_pool_gradient", [dy], whole, None
-            yield "max_pool_spread", [dy, zeros(*dy.shape, dtype=np.uint8)], whole, None
+            yield "max_pool_indices_gradient", [dy, zeros(*dy.shape, dtype=np.uint8)], whole, None
 
 
 def every_second(*values: Value, at: int = 0) -> list[Value]:

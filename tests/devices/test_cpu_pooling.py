@@ -68,9 +68,9 @@ def test_pooling(shape: tuple[int, ...], kernel: Any, strides: Any, dilations: A
         check("max_pool_gradient", [arranged[1], arranged[0]], laid_out)
         check("sum_pool_gradient", [arranged[1]], {**laid_out, "shape": shape})
         if layout == "last":
-            check("max_pool_places", [arranged[0]], laid_out)
-            places = TABLE["max_pool_places"].meaning(arranged[0], **laid_out)[1]
-            check("max_pool_spread", [arranged[1], np.ascontiguousarray(places)], {**laid_out, "shape": shape})
+            check("max_pool_with_indices", [arranged[0]], laid_out)
+            indices = np.ascontiguousarray(TABLE["max_pool_with_indices"].meaning(arranged[0], **laid_out)[1])
+            check("max_pool_indices_gradient", [arranged[1], indices], {**laid_out, "shape": shape})
 
 
 def test_part_of_an_image() -> None:

@@ -168,7 +168,7 @@ def test_without_an_algorithm_steps_stay_apart(
     def refuse(*_: object) -> None:
         raise cublaslt.NoAlgorithmError("none")
 
-    monkeypatch.setattr(cublaslt, "Product", refuse)
+    monkeypatch.setattr(cublaslt, "Matmul", refuse)
     assert not supported()
 
 

@@ -76,7 +76,7 @@ def test_pooling(channels_last: bool) -> None:
     windows = {"kernel": (2, 3), "strides": (2, 1), "dilations": (1, 1), "padding": (1, 0, 0, 1)}
     windows["channels_last"] = channels_last
     x = narrow(2, 4, 5, 4) if channels_last else narrow(2, 4, 4, 5)
-    for name in ("max_pool", "max_pool_places", "sum_pool"):
+    for name in ("max_pool", "max_pool_with_indices", "sum_pool"):
         check(op(name, **windows), x)
     y = run(op("max_pool", **windows), [x])[0][0]
     dy = narrow(*y.shape, seed=4)

@@ -210,7 +210,7 @@ def test_what_cublaslt_has_no_algorithm_for_is_ours(
     def refuse(*_: object) -> None:
         raise cublaslt.NoAlgorithmError("none")
 
-    monkeypatch.setattr(cublaslt, "Product", refuse)
+    monkeypatch.setattr(cublaslt, "Matmul", refuse)
     arrays = [numbers(5, 7), numbers(7, 3, seed=1), numbers(3)]
     found, kernels = run_on(interpreted, lambda a, b: [ops.matmul(a, b)], arrays[:2])
     assert kernels == "tiled matmul (float32)"

@@ -102,7 +102,7 @@ def test_kernels_that_the_emulator_runs(monkeypatch: pytest.MonkeyPatch) -> None
         ("softmax_cross_entropy_gradient", [x, ones, ones, labels, ones, ones], smoothed),
         ("normalize", [x], norm),
         ("normalize_gradient", [x, x, statistics], norm),
-        ("max_pool_places", [image], windows),
+        ("max_pool_with_indices", [image], windows),
         ("max_pool_gradient", [image[:, :2, :4], image], windows),
         ("take_gradient", [x[:3], indices], {"axis": 0, "extent": 4}),
         ("scatter_add", [x[:3], np.zeros((3, 6), np.int64), x], {"axis": 0}),

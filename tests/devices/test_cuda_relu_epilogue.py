@@ -28,7 +28,7 @@ from tests.devices.cuda_ops import emulated, gpu, multiplied, run_on
 from tests.devices.interpreted_libraries import (
     TF32,
     InterpretedCuda,
-    InterpretedProduct,
+    InterpretedMatmul,
     fastest_of,
     interpreted,
     numbers,
@@ -236,7 +236,7 @@ def test_algorithms_are_tried_once(
             bits = 0 if special == -np.inf or (loses == "bits" and np.isnan(special)) else 255
             return np.full((3, 8), y, np.float32), np.full((3, 1), bits, np.uint8)
 
-    class Product:
+    class Matmul:
         problem = cublaslt.Problem(
             0, 0, 68, *[cublaslt.Matrix(8, 8, 8, False, 0, 64)] * 3, 8, 1, trial.lt.EPILOGUE_RELU
         )  # fmt: skip
@@ -245,7 +245,7 @@ def test_algorithms_are_tried_once(
     monkeypatch.setenv("MLCOMPUTE_CACHE", str(tmp_path))
     monkeypatch.setattr(trial, "_Trial", Trial)
     monkeypatch.setattr(trial, "_known", {})
-    product, algorithm = Product(), trial.lt.Algorithm()
+    product, algorithm = Matmul(), trial.lt.Algorithm()
     assert trial.keeps_numbers(product, algorithm, "here") is answer  # type: ignore[arg-type]
     count = len(runs)
     assert trial.keeps_numbers(product, algorithm, "here") is answer  # type: ignore[arg-type]
@@ -300,7 +300,7 @@ def test_a_mask_that_cannot_be_written_is_not_measured(
     class Library:
         name = "interpreted"
 
-    class Product(InterpretedProduct):
+    class Matmul(InterpretedMatmul):
         def __init__(self, problem: cublaslt.Problem, *rest: Any) -> None:
             super().__init__(problem, *rest)
             is_relu = bool(problem.epilogue & trial.lt.EPILOGUE_RELU)
@@ -312,7 +312,7 @@ def test_a_mask_that_cannot_be_written_is_not_measured(
             return row is not None and compare_steps.is_wanted(interpreted, step, row)
 
     monkeypatch.setattr(interpreted, "supports", supports)
-    monkeypatch.setattr(cublaslt, "Product", Product)
+    monkeypatch.setattr(cublaslt, "Matmul", Matmul)
     monkeypatch.setattr(cublaslt, "require", Library)
     monkeypatch.setattr(tuning, "fastest", lambda runs, sizes: 1)
     monkeypatch.setenv("MLCOMPUTE_CACHE", str(tmp_path))

@@ -241,11 +241,11 @@ def test_pooling(pool: dict[str, Any], last: bool) -> None:
         # Few different numbers: the first of several equal ones counts.
         x = np.round(normal(*((2, 7, 8, channels) if last else image)))
         x.flat[5::37], x.flat[7::41] = np.nan, -np.inf
-        y, places = check(op("max_pool_places", **attributes), x)
+        y, places = check(op("max_pool_with_indices", **attributes), x)
         check(op("max_pool", **attributes), x)
         dy = normal(*y.shape, seed=1)
         check(op("max_pool_gradient", **attributes), dy, x)
-        check(op("max_pool_spread", shape=image, **attributes), dy, places)
+        check(op("max_pool_indices_gradient", shape=image, **attributes), dy, places)
         check(op("sum_pool", **attributes), normal(*x.shape), scale=2)
         check(op("sum_pool_gradient", shape=image, **attributes), dy)
 

@@ -195,7 +195,7 @@ for _window in POOLS:
 def test_every_contraction_has_a_sample() -> None:
     assert not uncovered("matmul_and_convolution", SAMPLES)
     # Places are compared with max_pool_gradient below.
-    assert not uncovered("pooling", SAMPLES, {"max_pool_places", "max_pool_spread"})
+    assert not uncovered("pooling", SAMPLES, {"max_pool_with_indices", "max_pool_indices_gradient"})
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=str)
@@ -398,10 +398,10 @@ def test_places_stand_for_the_image(channels_last: bool) -> None:
             if channels_last:
                 attributes["channels_last"] = True
                 x_, y, dy, expected = (a.transpose(0, 2, 3, 1) for a in (x, y, dy, expected))
-            found, places = ops.TABLE["max_pool_places"].meaning(x_ if channels_last else x, **attributes)
+            found, places = ops.TABLE["max_pool_with_indices"].meaning(x_ if channels_last else x, **attributes)
             np.testing.assert_array_equal(found, y)
             assert places.dtype == np.uint8
-            dx = ops.TABLE["max_pool_spread"].meaning(dy, places, shape=x.shape, **attributes)
+            dx = ops.TABLE["max_pool_indices_gradient"].meaning(dy, places, shape=x.shape, **attributes)
             np.testing.assert_array_equal(dx, expected)
 
 
@@ -417,9 +417,9 @@ def test_pools_refuse() -> None:
             with pytest.raises(ShapeError, match="must be at least 1, padding at least 0"):
                 pool(x, **{**plain, **wrong})
     with pytest.raises(ShapeError, match="dy is"):
-        ops.TABLE["max_pool_spread"].result(dy, dy, shape=x.shape, **plain)
-    with pytest.raises(ShapeError, match="more places than 255"):
-        ops.TABLE["max_pool_places"].result(x, **{**plain, "kernel": (16, 16)})
+        ops.TABLE["max_pool_indices_gradient"].result(dy, dy, shape=x.shape, **plain)
+    with pytest.raises(ShapeError, match="more elements than 255"):
+        ops.TABLE["max_pool_with_indices"].result(x, **{**plain, "kernel": (16, 16)})
     with pytest.raises(ShapeError, match="dy is"):
         ops.max_pool_gradient(dy, x, **plain)
     with pytest.raises(ShapeError, match="dy is"):

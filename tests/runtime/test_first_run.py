@@ -16,7 +16,7 @@ from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.cpu.executable import CpuExecutable
 from mlcompute.devices.cpu.jit.cache import KernelCache
 from mlcompute.devices.cpu.kernels import convolution
-from mlcompute.devices.cpu.onednn.first_product import FirstProduct, first_product
+from mlcompute.devices.cpu.onednn.first_sgemm import FirstSgemm, first_sgemm
 from mlcompute.devices.cpu.runtime.memory import touch
 from mlcompute.devices.cpu.runtime.threads import Team
 from mlcompute.devices.device import Engine, Executable
@@ -64,10 +64,10 @@ def test_the_first_run_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     forbidden(CpuExecutable, "_bind_array")
     forbidden(Team, "__init__")
     forbidden(Cpu, "allocate")
-    forbidden(FirstProduct, "_run")
+    forbidden(FirstSgemm, "_run")
     primitives = convolution._primitive.cache_info().misses
-    assert first_product.is_begun
-    assert not first_product._thread.is_alive()
+    assert first_sgemm.is_begun
+    assert not first_sgemm._thread.is_alive()
     training.execute(images, LABELS, options=SYNC)
     # Inputs are the caller's, and known only now.
     assert built == ["CpuExecutable._bind_array"] * 2

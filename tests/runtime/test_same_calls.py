@@ -180,4 +180,4 @@ def test_a_run_with_large_inputs_is_asked_for_itself(monkeypatch: pytest.MonkeyP
     assert asked, "nothing but the driver knows whether it is over"
     for _ in range(30):
         training.execute({"x": X}, {"t": T})
-    assert len(training._session.unsettled) <= 9
+    assert len(training._session.unchecked) <= 9

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
-from mlcompute.devices.reference import Reference
 from mlcompute.trainer.data import Batch
 from mlcompute.trainer.snapshot import Snapshot
 from mlcompute.trainer.steps import repeated_step
@@ -17,11 +16,6 @@ from tests.trainer.nets import assert_same, everything, points
 
 X, Y = points()  # 70 samples in batches of 16 leave 6
 WEIGHTS = np.random.default_rng(3).random(70).astype(np.float32)
-
-
-@pytest.fixture(params=["cpu", "reference"])
-def device(request: Any) -> mlc.Device:
-    return mlc.Device.cpu() if request.param == "cpu" else mlc.Device(engine=Reference())
 
 
 def model(device: mlc.Device, *, fixed: bool = True, norm: bool = False, reduction: str = "mean") -> mlc.Trainer:

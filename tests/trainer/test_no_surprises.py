@@ -11,17 +11,11 @@ import pytest
 import torch
 
 import mlcompute as mlc
-from mlcompute.devices.reference import Reference
 from tests.trainer.nets import assert_same, everything, points
 from tests.trainer.nets import trainer as trainer_on
 
 X, Y = points()
 HOT = np.eye(3, dtype=np.float32)[Y]
-
-
-@pytest.fixture(params=["cpu", "reference"])
-def device(request: Any) -> mlc.Device:
-    return mlc.Device.cpu() if request.param == "cpu" else mlc.Device(engine=Reference())
 
 
 def trainer(device: mlc.Device, **options: Any) -> mlc.Trainer:

@@ -13,7 +13,7 @@ from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.executable import CpuExecutable
 from mlcompute.devices.cpu.kernels.table import BFLOAT16, READS, SUPPORTS, WORKSPACES, reads_bfloat16
 from mlcompute.devices.cpu.kernels.widened import widened, widened_workspace
-from mlcompute.devices.cpu.onednn.first_product import first_product
+from mlcompute.devices.cpu.onednn.first_sgemm import first_sgemm
 from mlcompute.devices.cpu.runtime.entry import always
 from mlcompute.devices.cpu.runtime.machine import default_thread_count
 from mlcompute.devices.cpu.runtime.memory import touch
@@ -108,9 +108,9 @@ class Cpu(Engine):
         }
         return facts if library else facts | {"note": f"can be slower; {onednn.why_missing()}"}
 
-    def foresee(self, steps: Sequence[Step]) -> None:
-        if not first_product.is_begun and any(step.op.name == "matmul" for step in steps):
-            from mlcompute.devices.cpu.gemm.matmul import begin_sgemm  # imported where there is a product
+    def warm_up(self, steps: Sequence[Step]) -> None:
+        if not first_sgemm.is_begun and any(step.op.name == "matmul" for step in steps):
+            from mlcompute.devices.cpu.gemm.matmul import begin_sgemm  # imported where there is a matmul
 
             begin_sgemm(steps)
 

@@ -16,7 +16,7 @@ from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.kernels.table import KERNELS, reads_bfloat16
 from mlcompute.devices.cpu.kernels.widened import widened_entries
-from mlcompute.devices.cpu.onednn.first_product import first_product
+from mlcompute.devices.cpu.onednn.first_sgemm import first_sgemm
 from mlcompute.devices.cpu.runtime.calls import ByEntry, Calls, Memory, numbers_of
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.like_steps import Kinds, LikeSteps
@@ -351,7 +351,7 @@ class CpuExecutable(Executable):
         tape[:, 2] = turns | np.where(updates, FLUSH, 0) | np.where(streams, STREAM, 0)
         tape[:, 3] = self._status_of[rows]
         library = onednn.load()
-        first_product.wait()
+        first_sgemm.wait()
         openmp = (library.omp_get_max_threads, library.omp_set_num_threads) if library is not None else (0, 0)
         job = np.array([address_of(tape), len(calls), address_of(self._barrier), *openmp], np.int64)
         return _Segment(job, tape, address_of(job), 1 if alone.all() else threads, rows)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlcompute.compiler.plan_memory import LARGE_PRODUCT, MemoryPlan
+from mlcompute.compiler.plan_memory import LARGE_MATMUL, MemoryPlan
 from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
 from mlcompute.devices.cuda.merge_launches import Touched, Work
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Streams that work is distributed over.
 STREAMS = 3
 #: Bytes a library call reads and writes at least that gets another stream: that costs 1 to 2 microseconds.
-_LARGE = LARGE_PRODUCT
+_LARGE = LARGE_MATMUL
 #: So many units before and behind one are looked at; it waits for those further away.
 _WINDOW = 24
 

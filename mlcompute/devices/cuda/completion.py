@@ -50,7 +50,7 @@ class Statuses:
         explain: Callable[[Step], str | None],
         turns: int = 1,
     ) -> None:
-        self._engine, self._driver, self._work = engine, engine.driver, work
+        self._driver, self._work = engine.driver, work
         # Held weakly: a program that nobody uses any more goes at once, and its memory with it.
         self._explain = weakref.WeakMethod(explain)
         self._places: dict[tuple[Launch, int], int] = {}

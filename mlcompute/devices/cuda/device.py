@@ -13,7 +13,7 @@ from mlcompute.devices.cuda import cuda_bindings, nccl, recurrent_choice
 from mlcompute.devices.cuda.branches import STREAMS
 from mlcompute.devices.cuda.compare_steps import is_wanted
 from mlcompute.devices.cuda.completion import Progress
-from mlcompute.devices.cuda.exchange import GpuArray, adopted, handed_out
+from mlcompute.devices.cuda.exchange import GpuArray, adopted, dlpack_capsule
 from mlcompute.devices.cuda.executable import CudaExecutable
 from mlcompute.devices.cuda.gpu_exchange import joined
 from mlcompute.devices.cuda.input_blocks import SmallPart
@@ -23,7 +23,7 @@ from mlcompute.devices.cuda.libraries import building_for
 from mlcompute.devices.cuda.memory import CudaBuffer, Staging
 from mlcompute.devices.device import Buffer, DeviceMemory, Engine, Executable, GpuDevice, Traits
 from mlcompute.devices.device_exchange import DeviceExchange
-from mlcompute.devices.foreign_array import Lying, is_on_gpu
+from mlcompute.devices.foreign_array import DeviceArray, is_on_gpu
 from mlcompute.devices.interrupts import held
 from mlcompute.enums import DeviceType
 from mlcompute.errors import DeviceError
@@ -44,8 +44,8 @@ class Cuda(Engine):
         recomputes_factors=False,  # it has much memory, and writing them again takes time
         updates_last=True,
         channels_last=True,
-        lingers=16,
-        products_linger=8,
+        reuse_delay=16,
+        matmul_reuse_delay=8,
         runs_ahead=True,
     )
     precisions = ("float32", "bf16")
@@ -149,17 +149,17 @@ class Cuda(Engine):
     def adopt(self, data: object, who: str) -> GpuArray | None:
         return adopted(self, data, who) if is_on_gpu(data) else None
 
-    def hand_out(self, values: Array | Lying, stream: Any, *, shares: bool = False) -> Any:
-        return handed_out(self, values, stream, shares=shares)
+    def to_dlpack(self, values: Array | DeviceArray, stream: Any, *, shares: bool = False) -> Any:
+        return dlpack_capsule(self, values, stream, shares=shares)
 
     def nccl(self) -> nccl.Nccl:
         """NCCL; DeviceError where it is missing."""
         return nccl.library()
 
     def join(
-        self, engines: Sequence[Engine], rank: int, size: int, meet: Callable[[bytes], list[bytes]]
+        self, engines: Sequence[Engine], rank: int, size: int, gather: Callable[[bytes], list[bytes]]
     ) -> DeviceExchange | None:
-        return joined([engine for engine in engines if isinstance(engine, Cuda)], rank, size, meet)
+        return joined([engine for engine in engines if isinstance(engine, Cuda)], rank, size, gather)
 
     def build(self, program: Program, arena: Buffer | None = None, like: Executable | None = None) -> Executable:
         with held, building_for(self.driver.activate()), self.driver.account.taking("libraries"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlcompute.devices.cuda.memory import CudaBuffer
-from mlcompute.devices.foreign_array import DEFAULT_STREAM, ForeignArray, Lying, exported, foreign_array
+from mlcompute.devices.foreign_array import DEFAULT_STREAM, DeviceArray, ForeignArray, exported, foreign_array
 from mlcompute.devices.loop_nest import dense_strides
 from mlcompute.ops.op import Array, Value
 
@@ -111,13 +111,13 @@ def adopted(engine: Cuda, data: object, who: str) -> GpuArray | None:
     return GpuArray(engine, foreign) if foreign.ordinal == engine.driver.ordinal else None
 
 
-def handed_out(engine: Cuda, values: Array | Lying, stream: int | None, *, shares: bool) -> Any:
+def dlpack_capsule(engine: Cuda, values: Array | DeviceArray, stream: int | None, *, shares: bool) -> Any:
     """Values on this GPU as a DLPack capsule, ready for work on the receiver's stream: a copy, or the memory itself.
 
     stream   by DLPack's rules: None and 1 are the default stream, -1 means that nothing has to wait
     """
     shape, dtype = values.shape, values.dtype
-    if isinstance(values, Lying):
+    if isinstance(values, DeviceArray):
         buffer = values.buffer
         assert isinstance(buffer, CudaBuffer)
         if not shares:

@@ -23,7 +23,7 @@ from mlcompute.devices.cuda.memory import CudaBuffer, PlacedConstants
 from mlcompute.devices.cuda.merge_launches import merge_launches, without_unused
 from mlcompute.devices.cuda.pinned_copies import Copy, PinnedCopies
 from mlcompute.devices.device import Buffer, Completion, Engine, Executable, Profile
-from mlcompute.devices.foreign_array import Lying
+from mlcompute.devices.foreign_array import DeviceArray
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.devices.scalars import Scalars
 from mlcompute.errors import DeviceError, ExecutionError
@@ -174,11 +174,11 @@ class CudaExecutable(Executable):
 
     def _feed_in_place(self, inputs: Mapping[Value, Array | GpuArray], scalars: Scalars | None) -> None:
         """Some arrays lie on the device already: read them there, or copy them there."""
-        lying_here = {value: array for value, array in inputs.items() if isinstance(array, GpuArray)}
+        on_device = {value: array for value, array in inputs.items() if isinstance(array, GpuArray)}
         others = {value: array for value, array in inputs.items() if not isinstance(array, GpuArray)}
-        self._lend(inputs, lying_here)
+        self._lend(inputs, on_device)
         self._blocks.send(others, scalars)
-        for value, array in lying_here.items():
+        for value, array in on_device.items():
             if value not in self._lent:
                 array.copy_to(self._blocks.address(value))
 
@@ -191,13 +191,13 @@ class CudaExecutable(Executable):
             self._graphs = dict.fromkeys(self._graphs)
             self.rebindings += 1
 
-    def _lend(self, inputs: Mapping[Value, object], lying_here: Mapping[Value, GpuArray]) -> None:
+    def _lend(self, inputs: Mapping[Value, object], on_device: Mapping[Value, GpuArray]) -> None:
         """Decide which arrays are read where they lie: those kernels can read, and graphs were or may be captured for.
 
         An array that comes from another place every time is copied: a captured graph saves more than a copy costs.
         """
         kept = {value: array for value, array in self._lent.items() if value not in inputs}
-        fitting = {value: array for value, array in lying_here.items() if self._may_lie_elsewhere(value, array)}
+        fitting = {value: array for value, array in on_device.items() if self._may_lie_elsewhere(value, array)}
         lent = {**kept, **fitting}
         places: Lent = tuple(sorted((value.index, array.address) for value, array in lent.items()))
         if fitting and places not in self._known and len(self._known) >= _MOST_LENT:
@@ -210,7 +210,7 @@ class CudaExecutable(Executable):
         if places:
             self._known.pop(places, None)
             self._known[places] = None
-        if any(value not in lent for value in lying_here) and self._blocks.is_captured:
+        if any(value not in lent for value in on_device) and self._blocks.is_captured:
             self._blocks.copy_directly()  # a captured copy would overwrite what is copied on the device
             self._graphs, self.sends = {}, {}
         for array in fitting.values() if lent is not kept else ():
@@ -254,13 +254,14 @@ class CudaExecutable(Executable):
             return self.read(value)
         return KeptValue(self.engine, value, address)
 
-    def lying(self, value: Value) -> Lying | None:
+    def device_array(self, value: Value) -> DeviceArray | None:
         operand = self._operands[value]
         address = self._address(operand)
         if address is None or not operand.is_dense or not is_numeric(operand.dtype):
             return None
         owners = self._arena, self._buffers.get(operand.base), self._lent
-        return Lying(CudaBuffer.over(self.engine.staging, address, value.nbytes, owners), operand.shape, operand.dtype)
+        buffer = CudaBuffer.over(self.engine.staging, address, value.nbytes, owners)
+        return DeviceArray(buffer, operand.shape, operand.dtype)
 
     def read(self, value: Value) -> Array:
         operand = self._operands[value]

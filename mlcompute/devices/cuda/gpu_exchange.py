@@ -22,7 +22,7 @@ from mlcompute.devices.cuda.nccl import Communicator
 from mlcompute.devices.cuda.step_graphs import StepGraphs
 from mlcompute.devices.device import Buffer, Completion, Executable
 from mlcompute.devices.device_exchange import DeviceExchange, SumTree, Transfer, Work
-from mlcompute.devices.foreign_array import Lying
+from mlcompute.devices.foreign_array import DeviceArray
 from mlcompute.errors import DeviceError
 from mlcompute.ops.op import Array, Value
 
@@ -43,10 +43,10 @@ extern "C" __global__ void KERNEL(TYPE* target, PARAMETERS, long long count, con
 _TYPES = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 
 
-def joined(engines: Sequence[Cuda], rank: int, size: int, meet: Callable[[bytes], list[bytes]]) -> GpuExchange | None:
+def joined(engines: Sequence[Cuda], rank: int, size: int, gather: Callable[[bytes], list[bytes]]) -> GpuExchange | None:
     """The exchange between these GPUs and those of other processes; None where nothing but the host connects them.
 
-    meet   a message to all processes, and theirs, by rank
+    gather   sends a message to all processes and returns theirs, by rank
     """
     if size == len(engines):
         return GpuExchange(engines, 0, _communicators(engines))
@@ -56,7 +56,7 @@ def joined(engines: Sequence[Cuda], rank: int, size: int, meet: Callable[[bytes]
         said = library.unique_id().hex() if rank == 0 else library.name
     except DeviceError:
         library, said = None, ""
-    answers = [json.loads(one) for one in meet(json.dumps([said, first.driver.identity()]).encode())]
+    answers = [json.loads(one) for one in gather(json.dumps([said, first.driver.identity()]).encode())]
     gpus = {identity for _, identity in answers}
     if library is None or not all(said for said, _ in answers) or len(gpus) < size:
         return None  # NCCL is missing somewhere, or processes share a GPU, which it refuses
@@ -247,12 +247,12 @@ class GpuExchange(DeviceExchange):
         engine.driver.record(event, engine.stream)
         return event
 
-    def keep(self, rank: int, lying: Lying) -> Callable[[], Array]:
+    def keep(self, rank: int, array: DeviceArray) -> Callable[[], Array]:
         engine = self._engine(rank)
-        if 0 < lying.nbytes <= SmallPart.NBYTES:
-            return KeptValue(engine, lying, _address(lying.buffer))
-        values = np.empty(lying.shape, lying.dtype)
-        lying.buffer.read(values)
+        if 0 < array.nbytes <= SmallPart.NBYTES:
+            return KeptValue(engine, array, _address(array.buffer))
+        values = np.empty(array.shape, array.dtype)
+        array.buffer.read(values)
         return lambda: values
 
     def mark(self) -> Completion:

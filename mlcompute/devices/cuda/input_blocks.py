@@ -17,7 +17,7 @@ import numpy as np
 
 from mlcompute.devices.cuda.memory import CudaBuffer, Pinned
 from mlcompute.devices.cuda.pinned_copies import Copy
-from mlcompute.devices.foreign_array import Lying
+from mlcompute.devices.foreign_array import DeviceArray
 from mlcompute.devices.scalars import Scalars
 from mlcompute.errors import DataError
 from mlcompute.ops.op import Array, Value
@@ -232,7 +232,7 @@ class _Part(Pinned):
 class KeptValue:
     """A value that is on its way to the host: called, it waits for it and returns it."""
 
-    def __init__(self, engine: Cuda, value: Value | Lying, address: int) -> None:
+    def __init__(self, engine: Cuda, value: Value | DeviceArray, address: int) -> None:
         self._engine, self._value = engine, value
         self._memory = engine.small_parts.pop() if engine.small_parts else SmallPart(engine)
         engine.driver.copy_to_host(self._memory.address, address, value.nbytes, engine.stream)

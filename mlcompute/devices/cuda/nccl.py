@@ -19,7 +19,7 @@ _IN_PROGRESS = 7
 
 
 class _UniqueId(ctypes.Structure):
-    """ncclUniqueId: what processes that want to meet must all know."""
+    """ncclUniqueId: what processes must all know to form a communicator."""
 
     _fields_ = (("internal", ctypes.c_byte * 128),)
 
@@ -96,7 +96,7 @@ class Nccl(NativeLibrary):
         return version.value
 
     def unique_id(self) -> bytes:
-        """What processes that want to meet must all know; one of them makes it."""
+        """What processes must all know to form a communicator; one of them makes it."""
         found = _UniqueId()
         self.call("GetUniqueId", ctypes.byref(found))
         return bytes(found)

@@ -22,7 +22,7 @@ from mlcompute.devices.cpu.gemm.gemm_tn import is_gemm_tn
 from mlcompute.devices.cpu.gemm.gemm_tn_slices import reads_slices, slice_entries, slices_workspace, suits_slices
 from mlcompute.devices.cpu.kernels.widened import has_bfloat16
 from mlcompute.devices.cpu.onednn.entries import report_status
-from mlcompute.devices.cpu.onednn.first_product import first_product
+from mlcompute.devices.cpu.onednn.first_sgemm import first_sgemm
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.cpu.runtime.threads import machine_slices
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, collapsed_axes, iteration_count
@@ -95,7 +95,7 @@ def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operan
     if kernel is None:
         return None
     if kernel == "sgemm":
-        first_product.need(onednn.require())
+        first_sgemm.need(onednn.require())
         return _library_entry(step, operands, a, b, y)
     batch = _batch(a, b, y)
     sharing = shared_in_place(a, b, y, operands.threads) if kernel == "blocked" else None
@@ -123,7 +123,7 @@ def begin_sgemm(steps: Sequence[Step]) -> None:
     for step in products:
         a, b, y = (operands[value] for value in (*step.inputs, step.results[0]))
         if not has_bfloat16(step) and _kernel(a, b, y) == "sgemm":
-            first_product.begin(onednn.require())
+            first_sgemm.begin(onednn.require())
             return
 
 

@@ -196,7 +196,7 @@ class AttentionKernel:
     """
 
     def __init__(self, step: Step, operands: Operands, inputs: Sequence[Operand], units: int = 0) -> None:
-        self.step, self.operands = step, operands
+        self.step = step
         q, k, v, *more = inputs
         self.sizes = s = Sizes.of(step)
         self.code = code = Code(step.op.name)

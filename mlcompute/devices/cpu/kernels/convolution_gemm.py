@@ -45,7 +45,7 @@ class Places:
     def __init__(self, args: KernelArguments, windows: Windows, block: int, groups: int) -> None:
         """`block`: pixels that are noted at a time; `groups`: those that are computed one by one."""
         self.code = code = args.code
-        self.windows, self.rank = windows, len(windows.source)
+        self.rank = len(windows.source)
         self.tables: list[Array] = [windows.class_table(groups), windows.chunk_table(), windows.run_table()]
         self._classes, self._chunks, self._runs = (args.pointer(address_of(table)) for table in self.tables)
         self._widths = [table.shape[1] for table in self.tables]

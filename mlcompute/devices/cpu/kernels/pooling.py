@@ -43,7 +43,7 @@ def pool_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
 
 
 def pool_indices_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
-    """max_pool_places: channels-last only."""
+    """max_pool_with_indices: channels-last only."""
     x, y, indices = operands[step.inputs[0]], *(operands[value] for value in step.results)
     windows = Windows.of(step, x.shape, y.shape)
     combiner = combiner_for("max", x.dtype)
@@ -59,12 +59,13 @@ def pool_indices_entries(step: Step, operands: Operands) -> Sequence[Entry] | No
 
 
 def pool_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
-    """max_pool_gradient, max_pool_spread (channels-last only) and sum_pool_gradient."""
+    """max_pool_gradient, max_pool_indices_gradient (channels-last only) and sum_pool_gradient."""
     inputs, y = [operands[value] for value in step.inputs], operands[step.results[0]]
     windows = Windows.of(step, y.shape, inputs[0].shape)
     if not (computed_type(inputs[0].dtype) == FLOAT32 and all(o.size and _is_regular(o) for o in (*inputs, y))):
         return None
-    if any(x.dtype.kind in "iu" for x in inputs[1:]) and not (step.op.name == "max_pool_spread" and windows.last):
+    is_by_indices = step.op.name == "max_pool_indices_gradient" and windows.last
+    if not is_by_indices and any(x.dtype.kind in "iu" for x in inputs[1:]):
         return None
     write = _spread_channels if windows.last else pooling_channels_first.spread
     return [_entry(step, operands, windows, inputs, [y], lambda args, rows: write(args, windows, inputs, y, rows))]
@@ -72,7 +73,7 @@ def pool_gradient_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
 
 def reads_bfloat16(step: Step) -> bool:
     """Are vectors of bfloat16 read and written once? Sums in memory would round too often."""
-    is_gradient = step.op.name in ("max_pool_gradient", "max_pool_spread", "sum_pool_gradient")
+    is_gradient = step.op.name in ("max_pool_gradient", "max_pool_indices_gradient", "sum_pool_gradient")
     images = (step.inputs[0].shape, step.results[0].shape)
     windows = Windows.of(step, *(images[::-1] if is_gradient else images))
     return windows.last and not windows.overlap if is_gradient else windows.last and not windows.cover_the_image
@@ -311,8 +312,8 @@ def _clear(loops: _Loops, image: Images, channels: tuple[str, str]) -> None:
 
 KERNELS: dict[str, Maker] = {
     **dict.fromkeys(("max_pool", "sum_pool"), pool_entries),
-    "max_pool_places": pool_indices_entries,
-    **dict.fromkeys(("max_pool_gradient", "max_pool_spread", "sum_pool_gradient"), pool_gradient_entries),
+    "max_pool_with_indices": pool_indices_entries,
+    **dict.fromkeys(("max_pool_gradient", "max_pool_indices_gradient", "sum_pool_gradient"), pool_gradient_entries),
 }
 READS = dict.fromkeys(KERNELS, reads_windows)
 BFLOAT16 = dict.fromkeys(KERNELS, reads_bfloat16)

@@ -39,8 +39,8 @@ FILES: dict[str, tuple[str, ...]] = {
     "normalization": ("normalize", "normalize_gradient", "fused_normalization"),
     "ordering": ("sort", "cumulative_sum"),
     "pooling": (
-        *("max_pool", "sum_pool", "max_pool_places"),
-        *("max_pool_gradient", "max_pool_spread", "sum_pool_gradient"),
+        *("max_pool", "sum_pool", "max_pool_with_indices"),
+        *("max_pool_gradient", "max_pool_indices_gradient", "sum_pool_gradient"),
     ),
     "random": ("random_uniform",),
     "recurrent": ("lstm", "lstm_gradient", "rnn", "rnn_gradient"),

@@ -34,7 +34,7 @@ class Primitive:
     def __init__(self, what: str, arguments: Mapping[str, int], describe: Callable[[OneDNN, int], int]) -> None:
         """`describe` creates the primitive's descriptor, given its attributes; calls will use one thread."""
         self.what = what
-        self._library = library = require()
+        library = require()
         with contextlib.ExitStack() as stack:
             stack.enter_context(library.threads(1))
             # The scratchpad is ours to give: it is part of the planned arena.

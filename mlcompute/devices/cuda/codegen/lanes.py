@@ -261,7 +261,7 @@ __device__ __forceinline__ void combine_lanes(Acc (&acc)[WIDTH], int used = LANE
 """
 
 
-def whoami(source: KernelSource, plan: Lanes) -> str:
+def lane_indices(source: KernelSource, plan: Lanes) -> str:
     """Statements every kernel over lanes begins with: `lane`, `k` (the result or group of columns), `alive`, `begin`
     and `end` (iterations over the elements, to be taken in steps of LANES); `split` where there are several."""
     lane, result = ("%", "/") if plan.rows else ("/", "%")
@@ -302,7 +302,7 @@ class ElementPasses:
     """
 
     def __init__(self, plan: Lanes, operands: dict[str, DType]) -> None:
-        self._plan, self._operands = plan, operands
+        self._operands = operands
         self.held = plan.items
 
     def load(self) -> str:

@@ -60,7 +60,7 @@ class Problem:
 
 
 def problem_of(a: Operand, b: Operand, y: Operand, allows_tf32: bool) -> Problem | None:
-    """The product of operands with at most one batch axis; None when cuBLASLt cannot read them in place."""
+    """The matmul of operands with at most one batch axis; None when cuBLASLt cannot read them in place."""
     data_type, result_type = _data_type(a.dtype), _data_type(y.dtype)
     if data_type is None or result_type is None or a.dtype != b.dtype:
         return None
@@ -83,7 +83,7 @@ def problem_of(a: Operand, b: Operand, y: Operand, allows_tf32: bool) -> Problem
             and steps[1] == m * second.leading
             and steps[2] == m * result.leading
         ):
-            # One matrix b for all: one product over all rows of all a.
+            # One matrix b for all: one matmul over all rows of all a.
             second, result = replace(second, columns=m * batch), replace(result, columns=m * batch)
             batch = 1
         else:

@@ -18,7 +18,7 @@ from mlcompute.errors import DeviceError
 from mlcompute.ops.op import Array
 
 if TYPE_CHECKING:
-    from mlcompute.devices.cuda.cublaslt.product import Product
+    from mlcompute.devices.cuda.cublaslt.matmul import Matmul
 
 _YES, _NO = b"yes", b"no"
 _SPECIAL = (math.nan, math.inf, -math.inf)
@@ -26,21 +26,21 @@ _SPECIAL = (math.nan, math.inf, -math.inf)
 _known: dict[str, bool] = {}
 
 
-def keeps_numbers(product: Product, algorithm: lt.Algorithm, where: str) -> bool:
+def keeps_numbers(matmul: Matmul, algorithm: lt.Algorithm, where: str) -> bool:
     """Does an algorithm give what ReLU, or its gradient, means for NaN and infinities? Other epilogues always do.
 
     An algorithm that cannot be tried, because memory is short, is not used; the next compilation tries it again.
 
     where   the library and the GPU
     """
-    if not product.problem.epilogue & (lt.EPILOGUE_RELU | lt.EPILOGUE_DRELU & ~lt.EPILOGUE_AUX):
+    if not matmul.problem.epilogue & (lt.EPILOGUE_RELU | lt.EPILOGUE_DRELU & ~lt.EPILOGUE_AUX):
         return True
-    key = f"{where}\n{product.problem}\n{product.workspace_bytes}\n{bytes(algorithm).hex()}\nkeeps NaN"
+    key = f"{where}\n{matmul.problem}\n{matmul.workspace_bytes}\n{bytes(algorithm).hex()}\nkeeps NaN"
     if key not in _known:
         found = tuning.recall(key)
         if found is None:
             try:
-                found = _YES if _is_right(product, algorithm) else _NO
+                found = _YES if _is_right(matmul, algorithm) else _NO
             except DeviceError:
                 return False
             tuning.remember(key, found)
@@ -48,10 +48,10 @@ def keeps_numbers(product: Product, algorithm: lt.Algorithm, where: str) -> bool
     return _known[key]
 
 
-def _is_right(product: Product, algorithm: lt.Algorithm) -> bool:
-    """Rows of special numbers come out of the product as they should. The GPU's context must be current."""
-    is_gradient = product.problem.epilogue == lt.EPILOGUE_DRELU
-    with _Trial(product, algorithm) as trial:
+def _is_right(matmul: Matmul, algorithm: lt.Algorithm) -> bool:
+    """Rows of special numbers come out of the matmul as they should. The GPU's context must be current."""
+    is_gradient = matmul.problem.epilogue == lt.EPILOGUE_DRELU
+    with _Trial(matmul, algorithm) as trial:
         for special in _SPECIAL:
             for passes in (True, False) if is_gradient else (True,):
                 rows, bits = trial.run(special, passes)
@@ -64,27 +64,27 @@ def _is_right(product: Product, algorithm: lt.Algorithm) -> bool:
 
 
 class _Trial:
-    """Memory for one product: all of b is 1, all of a 0 but for the first numbers of a few rows."""
+    """Memory for one matmul: all of b is 1, all of a 0 but for the first numbers of a few rows."""
 
-    def __init__(self, product: Product, algorithm: lt.Algorithm) -> None:
-        self._product, self._algorithm = product, algorithm
+    def __init__(self, matmul: Matmul, algorithm: lt.Algorithm) -> None:
+        self._matmul, self._algorithm = matmul, algorithm
         self._driver = imported("cuda.bindings.driver", "cuda-bindings")
         self._stack = contextlib.ExitStack()
-        count = product.problem.result.columns
+        count = matmul.problem.result.columns
         self._rows = sorted({0, count // 2, count - 1})
 
     def __enter__(self) -> _Trial:
-        driver, problem = self._driver, self._product.problem
+        driver, problem = self._driver, self._matmul.problem
         with contextlib.ExitStack() as stack:
             stream = _check(driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
             stack.callback(driver.cuStreamDestroy, stream)
             self._stream, self._memory = stream, []
-            for size in self._product.sizes:
+            for size in self._matmul.sizes:
                 self._memory.append(_check(driver.cuMemAlloc(max(size, 256))))
                 stack.callback(driver.cuMemFree, self._memory[-1])
                 _check(driver.cuMemsetD8Async(self._memory[-1], 0, max(size, 256), stream))
             stack.callback(driver.cuStreamSynchronize, stream)
-            one, size = _memory_of(1.0, problem.data_type), self._product.sizes[1]
+            one, size = _memory_of(1.0, problem.data_type), self._matmul.sizes[1]
             fill = driver.cuMemsetD16Async if one.itemsize == 2 else driver.cuMemsetD32Async
             _check(fill(self._memory[1], int(one[0]), size // one.itemsize, stream))
             self._stack = stack.pop_all()
@@ -98,7 +98,7 @@ class _Trial:
 
         passes   the bits that the gradient reads
         """
-        driver, problem, memory = self._driver, self._product.problem, self._memory
+        driver, problem, memory = self._driver, self._matmul.problem, self._memory
         number = _memory_of(special, problem.data_type)
         step = 1 if problem.second.transposed else problem.second.leading
         for row in self._rows:
@@ -106,9 +106,9 @@ class _Trial:
             _check(driver.cuMemcpyHtoDAsync(place, number.ctypes.data, number.itemsize, self._stream))
         has_matrix = bool(problem.epilogue & lt.EPILOGUE_AUX)
         if problem.epilogue == lt.EPILOGUE_DRELU:
-            size = self._product.sizes[5]
+            size = self._matmul.sizes[5]
             _check(driver.cuMemsetD8Async(memory[5], 255 if passes else 0, size, self._stream))
-        self._product.run(self._algorithm, int(self._stream), *map(int, memory))
+        self._matmul.run(self._algorithm, int(self._stream), *map(int, memory))
         _check(driver.cuStreamSynchronize(self._stream))
         dtype = np.dtype(np.float32 if problem.result_type == lt.REAL_32F else np.uint16)
         rows = np.empty((len(self._rows), problem.result.rows), dtype)
@@ -116,7 +116,7 @@ class _Trial:
         for number_, row in enumerate(self._rows):
             self._read(rows[number_], memory[2], row * problem.result.leading * dtype.itemsize)
             if has_matrix:
-                self._read(bits[number_], memory[5], row * self._product.matrix_leading // 8)
+                self._read(bits[number_], memory[5], row * self._matmul.matrix_leading // 8)
         if dtype == np.uint16:
             rows = (rows.astype(np.uint32) << 16).view(np.float32)
         return rows, bits if has_matrix else None

@@ -75,7 +75,7 @@ def supports_activation(step: Step) -> bool:
     if problem is None:
         return False
     try:
-        return cublaslt.Product(problem, gpu, max(0, workspace_bytes(step) - ALIGNMENT)).has_epilogue
+        return cublaslt.Matmul(problem, gpu, max(0, workspace_bytes(step) - ALIGNMENT)).has_epilogue
     except cublaslt.NoAlgorithmError:
         return False
 

@@ -64,7 +64,7 @@ def supports_bias_gradient(step: Step) -> bool:
     problem = _problem(step, *matrices(step, None, transposed))
     room = max(0, workspace_bytes(step) - copied - ALIGNMENT)
     try:
-        return problem is not None and cublaslt.Product(problem, gpu, room).has_epilogue
+        return problem is not None and cublaslt.Matmul(problem, gpu, room).has_epilogue
     except cublaslt.NoAlgorithmError:
         return False
 

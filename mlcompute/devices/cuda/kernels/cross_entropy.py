@@ -13,7 +13,7 @@ import numpy as np
 from mlcompute.devices.cuda.codegen.checked_indices import VALID, is_index
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.kernel_source import KernelSource, grouped, kept_strides, vector_width
-from mlcompute.devices.cuda.codegen.lanes import ElementPasses, accumulator, each_element, lanes_for, whoami
+from mlcompute.devices.cuda.codegen.lanes import ElementPasses, accumulator, each_element, lane_indices, lanes_for
 from mlcompute.devices.cuda.codegen.types import is_element, is_floating, literal, loaded, memory_type, stored
 from mlcompute.devices.cuda.codegen.types import register_type as register
 from mlcompute.devices.cuda.kernels.launch import Launch, Row, Status
@@ -61,7 +61,7 @@ def forward_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     return Acc{{m, a.s * exp(a.m - m) + b.s * exp(b.m - m), a.r{rest}}};
 """
     smoothed = f" + {spread} * ({real})classes * (m + l) - {spread} * total[v].r" if smooths else ""
-    body = f"""{whoami(source, plan)}
+    body = f"""{lane_indices(source, plan)}
     {source.unraveled("k", plan.kept, ["x_start", *(f"{name}_at" for name in names[1:])], "k")}
 {each_element(source, plan, ["x"])}
     Acc acc[WIDTH], total[WIDTH];

@@ -13,7 +13,7 @@ import numpy as np
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.types import memory_type
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Status
-from mlcompute.devices.cuda.kernels.matmul import product_launches
+from mlcompute.devices.cuda.kernels.matmul import gemm_launches
 from mlcompute.devices.cuda.kernels.strided_copy import strided_copy, transposed
 from mlcompute.devices.loop_nest import Operand
 from mlcompute.ops.op import Step
@@ -74,7 +74,7 @@ def forward_launches(
     launches += copies
     for number, t in enumerate(visited):
         h = first if number == 0 else m.last_h
-        launches += product_launches(step, h, transposed(wh), m.recurrent, scratch)
+        launches += gemm_launches(step, h, transposed(wh), m.recurrent, scratch)
         arguments: list[Argument] = [
             m.gates, m.recurrent, m.bias, m.h0, m.c0, m.y, m.last_h, m.last_c, m.cells,
             np.int32(n), np.int32(times), np.int32(m.y.shape[2]), np.int32(t),
@@ -109,7 +109,7 @@ def backward_launches(
         grid = blocks_for(m.dh0.size)
         launches.append(Launch(step, "lstm gates gradient", source, arguments, writes, grid, (BLOCK, 1, 1)))
         if t >= 0:
-            launches += product_launches(step, at_time(m.dz, t), wh, m.dh, scratch)
+            launches += gemm_launches(step, at_time(m.dz, t), wh, m.dh, scratch)
     return launches
 
 

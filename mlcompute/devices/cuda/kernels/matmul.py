@@ -1,4 +1,4 @@
-"""matmul: cuBLASLt for float32 and the 16-bit types; our own kernels for small products and for other types."""
+"""matmul: cuBLASLt for float32 and the 16-bit types; our own kernels for small matmuls and for other types."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from mlcompute.ops.op import Step
 #: cuBLASLt wants its workspace aligned to this, and more of it than this brings nothing.
 ALIGNMENT = 256
 _MOST_WORKSPACE = 32 << 20
-#: Sums of at least so many terms may be split; products of fewer multiplications and additions than this are small.
+#: Sums of at least so many terms may be split; matmuls of fewer multiplications and additions than this are small.
 _LONG_SUM, _SMALL_PRODUCT = 512, 1 << 26
 #: Batches that need several calls of cuBLASLt are given to our own kernel when there would be more than this many.
 _MOST_CALLS = 8
-#: What the printed program calls products with a bias.
+#: What the printed program calls matmuls with a bias.
 _WITH_BIAS = "cuBLASLt with bias"
 _TYPES = (np.dtype(np.float32), np.dtype(np.float16))
 
-#: Of TF32 products on one GPU of the generation, operations per second as measured; bytes per second of a copy, and
+#: Of TF32 matmuls on one GPU of the generation, operations per second as measured; bytes per second of a copy, and
 #: seconds a launch takes.
 _SLOW_RATE, _FAST_RATE, _COPY_RATE, _LAUNCH_TIME = 190e12, 300e12, 2.5e12, 3e-6
 
@@ -52,7 +52,7 @@ def matmul_launches(step: Step, operands: Operands) -> Sequence[Launch | Library
     if current_gpu() is None and _is_for_library(a, b, y):
         return [LibraryCall(step, "cuBLASLt", [a, b, y], [2], no_gpu)]
     copies, a, b, workspace = factors(step, a, b, y, operands)
-    return [*copies, *product_launches(step, a, b, y, workspace)]
+    return [*copies, *gemm_launches(step, a, b, y, workspace)]
 
 
 def factors(
@@ -91,7 +91,7 @@ def copied_bytes(step: Step) -> int:
     return smaller if saved > 2 * smaller / _COPY_RATE + _LAUNCH_TIME else 0
 
 
-def product_launches(
+def gemm_launches(
     step: Step, a: Operand, b: Operand, y: Operand, workspace: Operand | None
 ) -> Sequence[Launch | LibraryCall]:
     """y = a b for any operands, as a step of its own or as a part of one; without a GPU by our own kernel."""
@@ -136,13 +136,13 @@ def epilogue_launches(step: Step, operands: Operands) -> Sequence[Launch | Libra
             call = library_call(step, gpu, problem, parts[0], workspace, _WITH_BIAS, bias)
             if call is not None:
                 return [*copies, call]
-    return [*copies, *product_launches(step, a, b, y, workspace), _bias_launch(step, y, bias)]
+    return [*copies, *gemm_launches(step, a, b, y, workspace), _bias_launch(step, y, bias)]
 
 
 def workspace_bytes(step: Step) -> int:
     """Bytes that cuBLASLt may use while it runs: parts of long sums. None where there is no GPU to ask.
 
-    Long sums are split where there are few results; small products with short ones need nothing.
+    Long sums are split where there are few results; small matmuls with short ones need nothing.
     """
     y, depth = step.results[0], step.inputs[0].shape[-1]
     if current_gpu() is None or (y.dtype not in _TYPES and not is_bfloat16(y.dtype)):
@@ -167,7 +167,7 @@ def supports_matmul(step: Step) -> bool:
 
 
 def _single_batches(a: Operand, b: Operand, y: Operand) -> list[tuple[Operand, Operand, Operand]]:
-    """The same products with at most one batch axis each."""
+    """The same matmuls with at most one batch axis each."""
     axes = _batch_axes(a, b, y)
     outer, inner = axes[:-1], axes[-1:]
     parts = []
@@ -184,7 +184,7 @@ def _single_batches(a: Operand, b: Operand, y: Operand) -> list[tuple[Operand, O
 
 
 def _batch_axes(a: Operand, b: Operand, y: Operand) -> list[Axis]:
-    """Loops over the leading axes, as few as possible; none for a single product."""
+    """Loops over the leading axes, as few as possible; none for a single matmul."""
     leading = y.shape[:-2]
     strides = []
     for operand in (a, b, y):
@@ -203,19 +203,19 @@ def library_call(
     bias: Operand | None = None,
     matrix: Operand | None = None,
 ) -> LibraryCall | None:
-    """One product; None when there is no algorithm for it, or none that can apply the epilogue.
+    """One matmul; None when there is no algorithm for it, or none that can apply the epilogue.
 
     bias     what the epilogue adds, or where it puts the sums of a factor
     matrix   what GELU is applied to, or what ReLU lets through: written by the epilogue, or read for the gradient
     """
     try:
-        product = cublaslt.Product(problem, gpu, 0 if workspace is None else workspace.size - ALIGNMENT)
+        matmul = cublaslt.Matmul(problem, gpu, 0 if workspace is None else workspace.size - ALIGNMENT)
     except cublaslt.NoAlgorithmError:
         return None
-    if problem.epilogue != lt.EPILOGUE_DEFAULT and not product.has_epilogue:
+    if problem.epilogue != lt.EPILOGUE_DEFAULT and not matmul.has_epilogue:
         return None
     memory, writes = [*part], [2]
-    if not product.needs_workspace:
+    if not matmul.needs_workspace:
         workspace = None
     if workspace is not None:
         memory, writes = [*memory, workspace], [2, 3]
@@ -230,9 +230,9 @@ def library_call(
     def enqueue(stream: int, addresses: Sequence[int]) -> None:
         a, b, y, *more = addresses
         scratch = 0 if workspace is None else aligned(more.pop(0))
-        product.enqueue(stream, a, b, y, scratch, *(0 if each is None else more.pop(0) for each in (bias, matrix)))
+        matmul.enqueue(stream, a, b, y, scratch, *(0 if each is None else more.pop(0) for each in (bias, matrix)))
 
-    return LibraryCall(step, kernel, memory, writes, enqueue, [product])
+    return LibraryCall(step, kernel, memory, writes, enqueue, [matmul])
 
 
 def aligned(address: int) -> int:

@@ -28,9 +28,9 @@ from mlcompute.devices.cuda.codegen.lanes import (
     accumulator,
     column_step,
     each_element,
+    lane_indices,
     lanes_for,
     most_splits,
-    whoami,
 )
 from mlcompute.devices.cuda.codegen.types import is_element, is_floating, loaded, memory_type, register_type, stored
 from mlcompute.devices.cuda.kernels.elementwise import supports_elementwise
@@ -197,7 +197,7 @@ class _Kernel:
             element = loaded(value.dtype, f"{place.name}[{place.name}_start + v * {step}]")
             lines.append(f"        {place.name}_known[v] = alive ? {element} : 0;")
         lines += [f"        {line}" for line in group.known_lines()]
-        return f"""{whoami(source, plan)}
+        return f"""{lane_indices(source, plan)}
     {starts}
 {each_element(source, plan, names[:full])}
     {" ".join(group.known_arrays())}

@@ -1,7 +1,7 @@
 """Pooling: a thread per result (or four neighbouring channels), which runs over a window; gradients by gathering.
 
-Gradients add, for every element of the image, what the windows over it send, in the order of its places in them. Where
-max_pool_gradient is given the image, one launch finds the places of the largest elements and a second adds.
+Gradients add, for every element of the image, what the windows over it send, in the order of its positions in them.
+Where max_pool_gradient is given the image, one launch finds the indices of the largest elements and a second adds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mlcompute.devices.cuda.kernels.reductions import reduce_axes
 from mlcompute.devices.loop_nest import Operand, Operands, dense_strides
 from mlcompute.ops.images import to_first
 from mlcompute.ops.op import Shape, Step
-from mlcompute.ops.pooling import MOST_PLACES, PLACES
+from mlcompute.ops.pooling import INDEX_TYPE, MOST_INDICES
 
 _AXES = ("n", "c", "h", "w")
 #: Windows over the full image with at least so many elements are reductions.
@@ -105,7 +105,7 @@ def _launch(step: Step, source: KernelSource, pool: _Pool, width: int, name: str
 
 
 def pool_launches(step: Step, operands: Operands) -> Sequence[Launch]:
-    """max_pool, max_pool_places, sum_pool."""
+    """max_pool, max_pool_with_indices, sum_pool."""
     pool, x, results = _Pool(step.attributes), operands[step.inputs[0]], [operands[value] for value in step.results]
     name = step.op.name
     if not results[0].size:
@@ -116,8 +116,8 @@ def pool_launches(step: Step, operands: Operands) -> Sequence[Launch]:
         return reduce_axes(step, operands, name.partition("_")[0], x, results[0], axes)
     if name == "sum_pool":
         return [_sums(step, pool, image, pool.first(results[0]))]
-    places = pool.first(results[1]) if len(results) > 1 else None
-    return [_largest(step, pool, image, pool.first(results[0]), places)]
+    indices = pool.first(results[1]) if len(results) > 1 else None
+    return [_largest(step, pool, image, pool.first(results[0]), indices)]
 
 
 def _windows(source: KernelSource, step: Step, image: Operand, body: str) -> str:
@@ -159,15 +159,15 @@ def _sums(step: Step, pool: _Pool, x: Operand, y: Operand) -> Launch:
 
 
 def _largest(
-    step: Step, pool: _Pool, x: Operand, y: Operand | None, places: Operand | None, place_type: str = "unsigned char"
+    step: Step, pool: _Pool, x: Operand, y: Operand | None, indices: Operand | None, index_type: str = "unsigned char"
 ) -> Launch:
     """The largest element of every window, its place, or both."""
-    results = {name: one for name, one in (("y", y), ("places", places)) if one is not None}
+    results = {name: one for name, one in (("y", y), ("indices", indices)) if one is not None}
     over = next(iter(results))
     width, source = pool.width([x, *results.values()]), KernelSource([x, *results.values()], results[over].size)
     source.pointer("x", x)
     for name, one in results.items():
-        source.pointer(name, one, written=True, element=place_type if name == "places" else None)
+        source.pointer(name, one, written=True, element=index_type if name == "indices" else None)
     begin = _begin(source, pool, width, {"x": x, **results}, over)
     real = register_type(x.dtype)
     look = f"""            const auto group = {_group(memory_type(x.dtype), "x", "y_in, x_in")};
@@ -181,9 +181,9 @@ def _largest(
                 }}
             }}"""
     stores = []
-    for name, value in (("y", stored(x.dtype, "largest[v]")), ("places", f"({place_type})found[v]")):
+    for name, value in (("y", stored(x.dtype, "largest[v]")), ("indices", f"({index_type})found[v]")):
         if name in results:
-            kind = place_type if name == "places" else memory_type(x.dtype)
+            kind = index_type if name == "indices" else memory_type(x.dtype)
             stores.append(f"""    Pack<{kind}, WIDTH> {name}_made;
     #pragma unroll
     for (int v = 0; v < WIDTH; ++v) {name}_made.at[v] = {value};
@@ -198,7 +198,7 @@ def _largest(
     }}
 {_windows(source, step, x, look)}
 {chr(10).join(stores)}"""
-    shown = "largest of windows" if y is not None else "places of the largest"
+    shown = "largest of windows" if y is not None else "indices of the largest"
     return _launch(step, source, pool, width, shown, body, results[over].size)
 
 
@@ -206,43 +206,43 @@ def _largest(
 
 
 def gradient_launches(step: Step, operands: Operands) -> Sequence[Launch]:
-    """max_pool_gradient, max_pool_spread, sum_pool_gradient."""
+    """max_pool_gradient, max_pool_indices_gradient, sum_pool_gradient."""
     pool = _Pool(step.attributes)
     dy, dx = (pool.first(operands[value]) for value in (step.inputs[0], step.results[0]))
     if not dx.size:
         return []
     if step.op.name == "sum_pool_gradient":
         return [_gathered(step, pool, dy, None, dx)]
-    if step.op.name == "max_pool_spread":
+    if step.op.name == "max_pool_indices_gradient":
         return [_gathered(step, pool, dy, pool.first(operands[step.inputs[1]]), dx)]
-    kind = _place_type(step)
+    kind = _index_type(step)
     shape = step.inputs[0].shape
     memory = operands.workspace(step, 0, _workspace(step))
-    places = pool.first(memory._replace(shape=shape, strides=dense_strides(shape)))
-    found = _largest(step, pool, pool.first(operands[step.inputs[1]]), None, places, kind)
-    return [found, _gathered(step, pool, dy, places, dx, kind)]
+    indices = pool.first(memory._replace(shape=shape, strides=dense_strides(shape)))
+    found = _largest(step, pool, pool.first(operands[step.inputs[1]]), None, indices, kind)
+    return [found, _gathered(step, pool, dy, indices, dx, kind)]
 
 
 def _gathered(
-    step: Step, pool: _Pool, dy: Operand, places: Operand | None, dx: Operand, place_type: str = "unsigned char"
+    step: Step, pool: _Pool, dy: Operand, indices: Operand | None, dx: Operand, index_type: str = "unsigned char"
 ) -> Launch:
     """For every element of the image the sum of dy over the windows that send it something."""
-    images = {"dy": dy, **({"places": places} if places is not None else {}), "dx": dx}
+    images = {"dy": dy, **({"indices": indices} if indices is not None else {}), "dx": dx}
     width, source = pool.width(list(images.values())), KernelSource(list(images.values()), dx.size)
     for name, one in images.items():
-        source.pointer(name, one, written=name == "dx", element=place_type if name == "places" else None)
+        source.pointer(name, one, written=name == "dx", element=index_type if name == "indices" else None)
     begin = _begin(source, pool, width, images, "dx")
     top, _, left, _ = step.attributes["padding"]
     top, left = source.index("top", top), source.index("left", left)
     down, across = source.index("windows_down", dy.shape[2]), source.index("windows_across", dy.shape[3])
     kind = sum_type(dy.dtype)
     value, condition, load = f"({kind}){loaded(dy.dtype, 'group.at[v]')}", "", ""
-    if places is not None:
-        load = f"const auto chosen = {_group(place_type, 'places', 'oh, ow')};"
-        condition = f"if (chosen.at[v] == ({place_type})place) "
+    if indices is not None:
+        load = f"const auto chosen = {_group(index_type, 'indices', 'oh, ow')};"
+        condition = f"if (chosen.at[v] == ({index_type})place) "
     body = f"""{begin}
     {kind} sums[WIDTH] = {{}};
-    // Windows from the last that begins before the element to the first that reaches it: places in rising order.
+    // Windows from the last that begins before the element to the first that reaches it: positions in rising order.
     Index oh = (h + {top}) / SH, ow_last = (w + {left}) / SW;
     if (oh >= {down}) oh = {down} - 1;
     if (ow_last >= {across}) ow_last = {across} - 1;
@@ -269,14 +269,14 @@ def _gathered(
     return _launch(step, source, pool, width, "windows added to the image", body, dx.size)
 
 
-def _place_type(step: Step) -> str:
+def _index_type(step: Step) -> str:
     kernel = step.attributes["kernel"]
-    return "unsigned char" if kernel[0] * kernel[1] <= MOST_PLACES else "int"
+    return "unsigned char" if kernel[0] * kernel[1] <= MOST_INDICES else "int"
 
 
 def _workspace(step: Step) -> int:
-    """Bytes for the places of the largest elements."""
-    return step.inputs[0].size * (PLACES.itemsize if _place_type(step) == "unsigned char" else 4)
+    """Bytes for the indices of the largest elements."""
+    return step.inputs[0].size * (INDEX_TYPE.itemsize if _index_type(step) == "unsigned char" else 4)
 
 
 def _supports_numbers(step: Step) -> bool:
@@ -286,9 +286,9 @@ def _supports_numbers(step: Step) -> bool:
 
 KERNELS: dict[str, Row] = {
     "max_pool": Row(pool_launches, supports=supports_floats),
-    "max_pool_places": Row(pool_launches, supports=supports_floats),
+    "max_pool_with_indices": Row(pool_launches, supports=supports_floats),
     "sum_pool": Row(pool_launches, supports=_supports_numbers),
     "max_pool_gradient": Row(gradient_launches, supports=supports_floats, workspace=_workspace),
-    "max_pool_spread": Row(gradient_launches, supports=_supports_numbers),
+    "max_pool_indices_gradient": Row(gradient_launches, supports=_supports_numbers),
     "sum_pool_gradient": Row(gradient_launches, supports=_supports_numbers),
 }

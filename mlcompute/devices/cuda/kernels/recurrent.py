@@ -18,7 +18,7 @@ from mlcompute.devices.cuda.kernels import lstm_steps
 from mlcompute.devices.cuda.kernels.column_sums import column_sums
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row, Status
 from mlcompute.devices.cuda.kernels.lstm_source import MOST_HIDDEN, Form, backward_source, forward_source
-from mlcompute.devices.cuda.kernels.matmul import ALIGNMENT, product_launches
+from mlcompute.devices.cuda.kernels.matmul import ALIGNMENT, gemm_launches
 from mlcompute.devices.cuda.kernels.strided_copy import reshaped, strided_copy, transposed
 from mlcompute.devices.cuda.libraries import current_gpu
 from mlcompute.devices.loop_nest import Operand, Operands, dense_strides
@@ -129,7 +129,7 @@ def lstm_launches(step: Step, operands: Operands) -> Sequence[Work]:
     x, wx, wh, bias, h0, c0 = (operands[value] for value in step.inputs[:6])
     y, last_h, last_c, gates, cells = (operands[value] for value in step.results)
     memory, scratch = plan.memory(operands)
-    launches = [*product_launches(step, x, transposed(wx), gates, scratch)]
+    launches = [*gemm_launches(step, x, transposed(wx), gates, scratch)]
     if not plan.in_one_kernel:
         state = lstm_steps.Forward(gates, memory["recurrent"], bias, h0, c0, y, last_h, last_c, cells)
         return [
@@ -175,9 +175,9 @@ def gradient_launches(step: Step, operands: Operands) -> Sequence[Work]:
         launches += strided_copy(step, x, memory["x"])
         x = memory["x"]
     columns = transposed(reshaped(dz, (rows, 4 * plan.hidden)))
-    launches += product_launches(step, dz, wx, dx, scratch)
-    launches += product_launches(step, columns, reshaped(x, (rows, plan.inputs)), dwx, scratch)
-    launches += product_launches(step, columns, reshaped(before, (rows, plan.hidden)), dwh, scratch)
+    launches += gemm_launches(step, dz, wx, dx, scratch)
+    launches += gemm_launches(step, columns, reshaped(x, (rows, plan.inputs)), dwx, scratch)
+    launches += gemm_launches(step, columns, reshaped(before, (rows, plan.hidden)), dwh, scratch)
     launches.append(column_sums(step, parts, db))
     return launches
 

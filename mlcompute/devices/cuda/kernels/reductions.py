@@ -17,9 +17,9 @@ from mlcompute.devices.cuda.codegen.lanes import (
     accumulator,
     column_step,
     each_element,
+    lane_indices,
     lanes_for,
     most_splits,
-    whoami,
 )
 from mlcompute.devices.cuda.codegen.types import (
     BOOL,
@@ -176,7 +176,7 @@ def _launch(
     before = accumulator(combiner.fields, combiner.merge, plan)
     if not reads_parts:
         before += f"__device__ __forceinline__ Acc seen({register} x, Index at) {{ return Acc{{{seen}}}; }}\n"
-    body = f"""{whoami(source, plan)}
+    body = f"""{lane_indices(source, plan)}
     {place}
 {each_element(source, plan, ["x"])}
     Acc acc[WIDTH];

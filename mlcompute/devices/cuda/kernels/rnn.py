@@ -22,7 +22,7 @@ from mlcompute.devices.cuda.kernels.lstm_steps import (
     length_parameters,
     masked_copy,
 )
-from mlcompute.devices.cuda.kernels.matmul import product_launches
+from mlcompute.devices.cuda.kernels.matmul import gemm_launches
 from mlcompute.devices.cuda.kernels.recurrent import Plan, supports_recurrence
 from mlcompute.devices.cuda.kernels.strided_copy import reshaped, strided_copy, transposed
 from mlcompute.devices.loop_nest import Operand, Operands
@@ -38,7 +38,7 @@ def rnn_launches(step: Step, operands: Operands) -> Sequence[Work]:
     y, last_h, gates = (operands[value] for value in step.results)
     memory, scratch = plan.memory(operands)
     sums = _columns(gates, 0, plan.from_inputs * plan.hidden)
-    launches: list[Work] = [*product_launches(step, x, transposed(wx), sums, scratch)]
+    launches: list[Work] = [*gemm_launches(step, x, transposed(wx), sums, scratch)]
     strides = [np.int64(stride) for operand in (bias, h0) for stride in operand.strides]
     cell: str = step.attributes["cell"]
     if plan.in_one_kernel:
@@ -55,7 +55,7 @@ def rnn_launches(step: Step, operands: Operands) -> Sequence[Work]:
     copies, first = first_state(step, h0, last_h)
     launches += copies
     for number, t in enumerate(reversed(range(plan.times)) if plan.reverse else range(plan.times)):
-        launches += product_launches(step, last_h if number else first, transposed(wh), recurrent, scratch)
+        launches += gemm_launches(step, last_h if number else first, transposed(wh), recurrent, scratch)
         numbers = (plan.samples, plan.times, plan.hidden, t, int(number == 0))
         arguments = [gates, recurrent, bias, h0, y, last_h, *map(np.int32, numbers), *strides]
         arguments += length_arguments(lengths)
@@ -92,9 +92,9 @@ def gradient_launches(step: Step, operands: Operands) -> Sequence[Work]:
     of_inputs, flat = _columns(dz, 0, plan.from_inputs * hidden), reshaped(dz, (rows, width))
     to_inputs = transposed(_columns(flat, 0, plan.from_inputs * hidden))
     to_hidden = transposed(_columns(flat, first, width))
-    launches += product_launches(step, of_inputs, wx, dx, scratch)
-    launches += product_launches(step, to_inputs, reshaped(x, (rows, plan.inputs)), dwx, scratch)
-    launches += product_launches(step, to_hidden, reshaped(before, (rows, hidden)), dwh, scratch)
+    launches += gemm_launches(step, of_inputs, wx, dx, scratch)
+    launches += gemm_launches(step, to_inputs, reshaped(x, (rows, plan.inputs)), dwx, scratch)
+    launches += gemm_launches(step, to_hidden, reshaped(before, (rows, hidden)), dwh, scratch)
     launches.append(column_sums(step, flat, db))
     return launches
 
@@ -118,7 +118,7 @@ def _time_by_time(
         launches.append(Launch(plan.step, f"{cell} cell gradient", source, arguments, [6, 7, 8], grid, block))
         if t >= 0:
             of_hidden = _columns(at_time(dz, t), first, plan.gates * plan.hidden)
-            launches += product_launches(plan.step, of_hidden, wh, part, scratch)
+            launches += gemm_launches(plan.step, of_hidden, wh, part, scratch)
     return launches
 
 

@@ -14,9 +14,9 @@ from mlcompute.devices.cuda.codegen.lanes import (
     ElementPasses,
     accumulator,
     each_element,
+    lane_indices,
     lanes_for,
     store_group,
-    whoami,
 )
 from mlcompute.devices.cuda.codegen.types import register_type
 from mlcompute.devices.cuda.kernels.launch import Launch, Row, supports_floats
@@ -77,7 +77,7 @@ def softmax_launches(step: Step, operands: Operands) -> Sequence[Launch]:
     return Acc{{m, a.s * exp(a.m - m) + b.s * exp(b.m - m)}};
 """
     place = source.unraveled("k", plan.kept, ["x_start", "y_start"], "k")
-    body = f"""{whoami(source, plan)}
+    body = f"""{lane_indices(source, plan)}
     {place}
 {each_element(source, plan, ["x", "y"])}
     Acc acc[WIDTH], total[WIDTH];

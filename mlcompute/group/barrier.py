@@ -1,7 +1,7 @@
 """Barriers between processes of one machine, in shared memory instead of messages.
 
-Each process has two slots, used in turn, and writes its own only: a number that rises with every meeting, what it is
-for, and two numbers for the others. Nobody comes to the meeting after the next before all have read this one's words.
+Each process has two slots, used in turn, and writes its own only: a number that rises with every barrier, what it is
+for, and two numbers for the others. Nobody comes to the barrier after the next before all have read this one's words.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import numpy as np
 from mlcompute.group.exchange import Array, Exchange, Kind
 
 #: Bytes of shared memory that every process gives for it.
-MEETING_BYTES = 128
+BARRIER_BYTES = 128
 #: Looks at the others' slots before this process asks whether they are still there.
 _SPINS = 2000
 
 
-class Meeting:
-    """Meetings of all processes of a machine.
+class Barrier:
+    """A barrier of all processes of a machine, used again and again.
 
-    memory   of each process, by rank: MEETING_BYTES that were 0 at first
+    memory   of each process, by rank: BARRIER_BYTES that were 0 at first
     """
 
     def __init__(self, exchange: Exchange, memory: Mapping[int, Array]) -> None:
         self._exchange, self._number = exchange, 0
         # Plain integers are read much faster through a memoryview than through an array.
-        slots = {rank: part[:MEETING_BYTES].view(np.int64).data for rank, part in memory.items()}
+        slots = {rank: part[:BARRIER_BYTES].view(np.int64).data for rank, part in memory.items()}
         self._mine, self._size = slots.pop(exchange.rank), exchange.size
         self._others = list(slots.items())
 
-    def meet(self, kind: Kind, *, same: int = 0, word: int = 0, patience: float = 0.0) -> list[int]:
+    def wait(self, kind: Kind, *, same: int = 0, word: int = 0, patience: float = 0.0) -> list[int]:
         """Return when all processes have called it; the `word` of every process, by rank (see `Exchange.alltoall`)."""
         self._exchange.expect_usable()
         self._number = number = self._number + 1
@@ -42,13 +42,13 @@ class Meeting:
         words = [word] * self._size
         for rank, slot in self._others:
             if slot[at] != number:
-                self._wait(slot, at, kind, patience)
+                self._wait_for(slot, at, kind, patience)
             if slot[at + 1] != kind or slot[at + 2] != same:
                 self._exchange.refuse(rank, kind, Kind(slot[at + 1]), same, slot[at + 2])
             words[rank] = slot[at + 3]
         return words
 
-    def _wait(self, slot: memoryview, at: int, kind: Kind, patience: float) -> None:
+    def _wait_for(self, slot: memoryview, at: int, kind: Kind, patience: float) -> None:
         """Return when a process has come; raise where one is gone, or does something else."""
         number, begun, asked = self._number, time.monotonic() + patience, 0
         for _ in range(_SPINS):

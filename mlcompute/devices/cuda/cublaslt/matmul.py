@@ -22,10 +22,10 @@ _MASK_BITS = 128
 
 
 class NoAlgorithmError(DeviceError):
-    """cuBLASLt cannot compute a product; another kernel has to."""
+    """cuBLASLt cannot compute a matmul; another kernel has to."""
 
 
-class Product:
+class Matmul:
     """A problem's descriptors and algorithm on one GPU.
 
     workspace_bytes   memory it may use while it runs; 0 is enough, more may be faster
@@ -56,7 +56,7 @@ class Product:
         self.needs_workspace = self._needed(self._algorithm) != 0
 
     def enqueue(self, stream: int, a: int, b: int, y: int, workspace: int, bias: int = 0, matrix: int = 0) -> None:
-        """Put the product of matrices at these addresses on a stream, with the epilogue where it has one.
+        """Put the matmul of matrices at these addresses on a stream, with the epilogue where it has one.
 
         bias     what it adds, or where it puts the sums of a factor
         matrix   what GELU is applied to, or what ReLU lets through: written, or read for the gradient
@@ -181,7 +181,7 @@ class Product:
         return needed is not None and needed <= self.workspace_bytes
 
     def _needed(self, algorithm: lt.Algorithm) -> int | None:
-        """Bytes of workspace an algorithm needs; None if it cannot compute the product."""
+        """Bytes of workspace an algorithm needs; None if it cannot compute the matmul."""
         result = lt.Heuristic()
         first, second, y = self._layouts
         arguments = (self._handle, self._operation, first, second, y, y, byref(algorithm), byref(result))

@@ -13,8 +13,8 @@ import mlcompute as mlc
 from mlcompute import ops
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.device import Cpu
-from mlcompute.devices.cpu.onednn import first_product
-from mlcompute.devices.cpu.onednn.first_product import FirstProduct
+from mlcompute.devices.cpu.onednn import first_sgemm
+from mlcompute.devices.cpu.onednn.first_sgemm import FirstSgemm
 from mlcompute.ops.op import Trace
 from tests.nets import SYNC
 
@@ -29,48 +29,48 @@ def library() -> onednn.OneDNN:
 
 def test_it_is_made_once(library: onednn.OneDNN, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    monkeypatch.setattr(first_product, "_multiply", lambda _: made.append(threading.current_thread().name))
-    product = FirstProduct()
-    product.wait()  # nothing was begun
+    monkeypatch.setattr(first_sgemm, "_multiply", lambda _: made.append(threading.current_thread().name))
+    sgemm = FirstSgemm()
+    sgemm.wait()  # nothing was begun
     for _ in range(3):
-        product.need(library)
-        product.wait()
+        sgemm.need(library)
+        sgemm.wait()
     assert made == ["mlcompute sgemm"]
-    assert product.is_begun
+    assert sgemm.is_begun
 
 
 def test_nobody_waits_for_what_turned_out_not_to_be_needed(
     library: onednn.OneDNN, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_end = threading.Event()
-    monkeypatch.setattr(first_product, "_multiply", lambda _: may_end.wait())
-    product = FirstProduct()
-    product.begin(library)
-    product.wait()
+    monkeypatch.setattr(first_sgemm, "_multiply", lambda _: may_end.wait())
+    sgemm = FirstSgemm()
+    sgemm.begin(library)
+    sgemm.wait()
     may_end.set()
-    product.need(library)
-    product.wait()
+    sgemm.need(library)
+    sgemm.wait()
 
 
 @pytest.mark.parametrize(("trains", "begins"), [(True, True), (False, False)])
-def test_it_is_begun_when_products_are_foreseen(
+def test_it_is_begun_when_matmuls_are_announced(
     trains: bool, begins: bool, library: onednn.OneDNN, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gradient of a dense layer's source is a product by sgemm, its prediction is not."""
-    product, made = FirstProduct(), list[object]()
+    """The gradient of a dense layer's source is computed by sgemm, its prediction is not."""
+    sgemm, made = FirstSgemm(), list[object]()
     for module in ("device", "executable", "gemm.matmul"):
-        monkeypatch.setattr(f"mlcompute.devices.cpu.{module}.first_product", product)
-    monkeypatch.setattr(first_product, "_multiply", made.append)
+        monkeypatch.setattr(f"mlcompute.devices.cpu.{module}.first_sgemm", sgemm)
+    monkeypatch.setattr(first_sgemm, "_multiply", made.append)
     x, dy, w = (np.zeros(shape, np.float32) for shape in ((32, 24), (32, 40), (40, 24)))
     trace = Trace()
     values = [trace.value(array.shape, array.dtype, "input") for array in (x, dy, w)]
     ops.matmul(values[0], ops.transpose(values[2]))
     if trains:
         ops.matmul(values[1], values[2])
-    Cpu(2).foresee(trace.steps)
-    assert product.is_begun == begins
-    product.need(library)
-    product.wait()
+    Cpu(2).warm_up(trace.steps)
+    assert sgemm.is_begun == begins
+    sgemm.need(library)
+    sgemm.wait()
     assert made == [library]
 
 
@@ -83,14 +83,14 @@ def test_an_error_is_raised_where_it_is_waited_for_and_the_next_tries_again(
         if (error := next(results)) is not None:
             raise error
 
-    monkeypatch.setattr(first_product, "_multiply", multiply)
-    product = FirstProduct()
-    product.need(library)
+    monkeypatch.setattr(first_sgemm, "_multiply", multiply)
+    sgemm = FirstSgemm()
+    sgemm.need(library)
     with pytest.raises(mlc.DeviceError, match="out of memory"):
-        product.wait()
-    assert not product.is_begun
-    product.need(library)
-    product.wait()
+        sgemm.wait()
+    assert not sgemm.is_begun
+    sgemm.need(library)
+    sgemm.wait()
     assert next(results, "both were asked for") == "both were asked for"
 
 
@@ -101,18 +101,18 @@ def test_without_another_thread_it_is_made_on_this_one(
         raise RuntimeError("can't start new thread")
 
     made: list[object] = []
-    monkeypatch.setattr(first_product.native_threads, "start", start)
-    monkeypatch.setattr(first_product, "_multiply", made.append)
-    product = FirstProduct()
-    product.need(library)
-    product.wait()
+    monkeypatch.setattr(first_sgemm.native_threads, "start", start)
+    monkeypatch.setattr(first_sgemm, "_multiply", made.append)
+    sgemm = FirstSgemm()
+    sgemm.need(library)
+    sgemm.wait()
     assert made == [library]
 
 
 def test_compile_reports_its_failure(library: onednn.OneDNN, monkeypatch: pytest.MonkeyPatch) -> None:
-    product = FirstProduct()
+    sgemm = FirstSgemm()
     for module in ("device", "executable", "gemm.matmul"):
-        monkeypatch.setattr(f"mlcompute.devices.cpu.{module}.first_product", product)
+        monkeypatch.setattr(f"mlcompute.devices.cpu.{module}.first_sgemm", sgemm)
 
     def fail(_: object) -> None:
         raise mlc.DeviceError("oneDNN: sgemm: out of memory")
@@ -125,7 +125,7 @@ def test_compile_reports_its_failure(library: onednn.OneDNN, monkeypatch: pytest
     )
     training.add_inputs({"x": x}, {"t": mlc.Tensor(shape=(4, 32))})
     with monkeypatch.context() as failing:
-        failing.setattr(first_product, "_multiply", fail)
+        failing.setattr(first_sgemm, "_multiply", fail)
         with pytest.raises(mlc.DeviceError, match="sgemm: out of memory"):
             training.compile(device=mlc.Device.cpu())
     training.compile(device=mlc.Device.cpu())
@@ -141,18 +141,18 @@ def test_a_fork_waits_for_it(library: onednn.OneDNN, monkeypatch: pytest.MonkeyP
         may_end.wait()
         events.append("made")
 
-    monkeypatch.setattr(first_product, "_multiply", multiply)
-    product = FirstProduct()
-    product.need(library)
+    monkeypatch.setattr(first_sgemm, "_multiply", multiply)
+    sgemm = FirstSgemm()
+    sgemm.need(library)
 
     def forks(then: Callable[[], None]) -> None:
-        product.before_fork()
+        sgemm.before_fork()
         then()
-        product.after_fork()
+        sgemm.after_fork()
 
     forking = threading.Thread(target=forks, args=(lambda: events.append("forked"),))
     forking.start()
     may_end.set()
     forking.join()
     assert events == ["made", "forked"]
-    product.wait()
+    sgemm.wait()

@@ -11,7 +11,7 @@ from mlcompute.devices import native_threads
 from mlcompute.devices.cpu.onednn.library import OneDNN
 
 
-class FirstProduct:
+class FirstSgemm:
     """Begun when a program may need it, and waited for before a program runs that does."""
 
     def __init__(self) -> None:
@@ -82,11 +82,11 @@ def _multiply(library: OneDNN) -> None:
         library.call("sgemm", b"N", b"N", 16, 16, 16, 1.0, at, 16, at, 16, 0.0, at, 16)
 
 
-first_product = FirstProduct()
+first_sgemm = FirstSgemm()
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=first_product.before_fork,
-        after_in_parent=first_product.after_fork,
-        after_in_child=first_product.after_fork,
+        before=first_sgemm.before_fork,
+        after_in_parent=first_sgemm.after_fork,
+        after_in_child=first_sgemm.after_fork,
     )
