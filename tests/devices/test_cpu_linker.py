@@ -148,11 +148,13 @@ def test_the_digest_depends_on_every_source(tmp_path: Path, monkeypatch: pytest.
     for folder in ("codegen", "kernels"):
         (tmp_path / "cpu" / folder).mkdir(parents=True)
     monkeypatch.setattr(writing, "__file__", str(tmp_path / "cpu" / "codegen" / "code.py"))
-    (tmp_path / "loop_nest.py").touch()
+    shared = ("loop_nest.py", "normalization_group.py")
+    for name in shared:
+        (tmp_path / name).touch()
     digests: list[str | None] = []
-    for source in ("cpu/codegen/code.py", "cpu/kernels/one.py", "cpu/kernels/one.py", "cpu/device.py", "loop_nest.py"):
+    for source in ("cpu/codegen/code.py", "cpu/kernels/one.py", "cpu/kernels/one.py", "cpu/device.py", *shared):
         (tmp_path / source).write_text(f"# {len(digests)}")
         digests.append(writing.generator.__wrapped__())
-    assert len(set(digests)) == 5
+    assert len(set(digests)) == 6
     (tmp_path / "loop_nest.py").unlink()
     assert writing.generator.__wrapped__() is None
