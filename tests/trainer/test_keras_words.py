@@ -99,6 +99,18 @@ def test_class_weights_of_steps_and_of_yes_and_no() -> None:
     assert history["loss"][0] == pytest.approx((each * torch.tensor(1 + 4 * t)).mean().item(), rel=1e-5)
 
 
+def test_a_sample_without_a_class_weighs_1() -> None:
+    graph = mlc.Graph()
+    graph.dense(graph.input((16, 4), "x"), 3)
+    model = mlc.Trainer(graph, loss="sigmoid_cross_entropy")
+    y = np.where(np.arange(16)[:, None] % 2, np.eye(3, dtype=np.float32)[Y[:16]], 0)
+    logits = torch.tensor(model.predict(X[:16]))
+    history = model.fit(X[:16], y, class_weight=[5.0, 4.0, 3.0], verbose=0)
+    each = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(y), reduction="none").mean(1)
+    weights = np.where(np.arange(16) % 2, np.float32([5, 4, 3])[Y[:16]], 1)
+    assert history["loss"][0] == pytest.approx((each.numpy() * weights).mean(), rel=1e-5)
+
+
 def test_class_weights_that_cannot_be() -> None:
     for weights, message in (
         ({3: 1.0}, "names the class 3, the graph has 3 classes"),
@@ -109,6 +121,13 @@ def test_class_weights_that_cannot_be() -> None:
     ):
         with pytest.raises(mlc.DataError, match=message):
             trainer().fit(X, Y, class_weight=weights)
+    numbers, answers = mlc.Graph(), mlc.Graph()
+    numbers.dense(numbers.input((16, 4), "x"), 1)
+    with pytest.raises(mlc.DataError, match="class_weight is for classes, 'labels' has "):
+        mlc.Trainer(numbers, loss="mse").fit(X, X[:, 0], class_weight="balanced")
+    answers.dense(answers.input((16, 4), "x"), 3)
+    with pytest.raises(mlc.DataError, match="a sample of 'labels' has [23] classes, not one"):
+        mlc.Trainer(answers, loss="sigmoid_cross_entropy").fit(X, X[:, :3] > 0, class_weight={1: 2.0})
     with pytest.raises(mlc.DataError, match="labels that can be counted"):
         trainer().fit([(X[:16], Y[:16])], class_weight="balanced")
 
