@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mlcompute.data.dataset import Dataset
-from mlcompute.data.paths import existing
+from mlcompute.data.paths import existing, is_built_in
 from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Split
 from mlcompute.data.target import Array, Target, Task, listed
@@ -48,6 +48,8 @@ class ArrayPreprocessing(Preprocessing):
         place = FilePath(path)
         if place.is_dir() and any(place.glob("t10k-images*")):
             found = read_idx_folder(place)
+        elif is_built_in(place, "digits"):
+            found = _digits()
         elif len(self.shape) == 3 and is_images(place):
             x, names = read_images(place, self.shape)
             return Dataset(place.name, x, None, self, sample_names=names)
@@ -141,10 +143,13 @@ def digits(*, validation: float = 0.2, test: float = 0.0, seed: int = 0) -> Data
 
     E. Alpaydin and C. Kaynak, 1998, as scikit-learn distributes it (BSD licence); it comes with the package.
     """
+    return dataset_of("digits", _digits(), split=Split(validation, test, seed))
+
+
+def _digits() -> dict[str, Array]:
     found = read_arrays(_HERE / "digits.npz")
     # Pixels are counts from 0 to 16; those of the others would be bytes.
-    x = found["x_train"][:, None].astype(np.float32) / 16
-    return dataset_of("digits", {**found, "x_train": x}, split=Split(validation, test, seed))
+    return {**found, "x_train": found["x_train"][:, None].astype(np.float32) / 16}
 
 
 def dataset_of(

@@ -23,7 +23,7 @@ from mlcompute.data.columns import (
     learned,
 )
 from mlcompute.data.dataset import Dataset
-from mlcompute.data.paths import existing
+from mlcompute.data.paths import existing, is_built_in
 from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Split
 from mlcompute.data.target import Array, Target, Task, closest, listed, looks_like_classes
@@ -181,8 +181,7 @@ def table(
 
 def iris(*, validation: float = 0.2, test: float = 0.0, seed: int = 0) -> Dataset:
     """150 iris flowers: four lengths and widths, three species. R. A. Fisher, 1936, as scikit-learn distributes it."""
-    frame = replace(csv_file.read_frame(_IRIS), who="iris")
-    return _decided(frame, "species", None, None, validation, test, seed, None, 1, {})
+    return _decided(read_frame("iris", {}), "species", None, None, validation, test, seed, None, 1, {})
 
 
 def _decided(
@@ -240,6 +239,8 @@ def read_frame(path: Any, options: dict[str, Any]) -> Frame:
     """The columns of a file, or of a table in memory."""
     if not isinstance(path, (str, os.PathLike)):
         return frame_of(path)
+    if is_built_in(path, "iris"):
+        return replace(csv_file.read_frame(_IRIS), who="iris")
     place = existing(path)
     if place.suffix == ".parquet":
         return parquet_file.read_frame(place)

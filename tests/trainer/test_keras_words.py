@@ -126,7 +126,7 @@ def test_class_weights_that_cannot_be() -> None:
     with pytest.raises(mlc.DataError, match="class_weight is for classes, 'labels' has "):
         mlc.Trainer(numbers, loss="mse").fit(X, X[:, 0], class_weight="balanced")
     answers.dense(answers.input((16, 4), "x"), 3)
-    with pytest.raises(mlc.DataError, match="a sample of 'labels' has [23] classes, not one"):
+    with pytest.raises(mlc.DataError, match=r"a sample of 'labels' has [23] classes, not one"):
         mlc.Trainer(answers, loss="sigmoid_cross_entropy").fit(X, X[:, :3] > 0, class_weight={1: 2.0})
     with pytest.raises(mlc.DataError, match="labels that can be counted"):
         trainer().fit([(X[:16], Y[:16])], class_weight="balanced")
