@@ -11,7 +11,7 @@ from mlcompute.errors import DataError
 from mlcompute.trainer.arrays import Arrays
 from mlcompute.trainer.data import Data, Feed
 from mlcompute.trainer.feed_columns import by_name, columns_of
-from mlcompute.trainer.streams import Samples, Stream
+from mlcompute.trainer.streams import Samples, Stream, is_sample
 
 
 def weights_that_come(x: Any) -> Any:
@@ -38,7 +38,8 @@ def data_from(who: str, feed: Feed, x: Any, y: Any = None, weights: Any = None, 
         else:
             makes_batches = callable(x) or isinstance(x, Iterable)
         if makes_batches:
-            return Stream(who, feed, x, only_inputs)
+            is_listed = isinstance(x, (list, tuple)) and len(x) > 0 and is_sample(feed, x[0])
+            return (Samples if is_listed else Stream)(who, feed, x, only_inputs)
     if not is_array and not isinstance(x, (Mapping, Sequence)) and hasattr(x, "__getitem__") and hasattr(x, "__len__"):
         if y is None and weights is None:
             return Samples(who, feed, x, only_inputs)

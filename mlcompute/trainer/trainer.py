@@ -244,6 +244,8 @@ class Trainer:
         class_weight  a weight for every class, {class: weight} or in order, that multiplies the loss of its labels;
                       "balanced": as often as a class is rarer than the others. Of several losses by output, {"digit":
                       "balanced"}. Validation does not weigh
+        shuffle       arrays, lists of samples and datasets in a new order in every epoch; batches and samples of an
+                      iterable keep theirs
         shuffle_seed  determines the order of samples, together with the epoch; by default 0 in the first `fit` of a
                       trainer, 1 in the second and so on
         accumulate    how many batches are run before each update, which uses the gradient of all their samples

@@ -177,7 +177,9 @@ def test_datasets_of_samples() -> None:
     assert trainer().fit(Pairs(), epochs=2, verbose=0) == expected
     in_order = trainer().fit(X, Y, epochs=2, shuffle=False, verbose=0)
     assert trainer().fit(Streamed(), epochs=2, verbose=0) == in_order
-    assert trainer().fit(list(zip(X, Y, strict=True)), epochs=2, verbose=0) == in_order
+    listed = list(zip(X, Y, strict=True))
+    assert trainer().fit(listed, epochs=2, verbose=0) == expected, "a list of samples is shuffled like a dataset"
+    assert trainer().fit(listed, epochs=2, shuffle=False, verbose=0) == in_order
     eights = trainer().fit(X, Y, batch_size=8, shuffle=False, verbose=0)
     assert trainer().fit(Streamed(), batch_size=8, verbose=0) == eights
     assert trainer().fit(zip(X, Y, strict=True), batch_size=8, verbose=0) == eights
