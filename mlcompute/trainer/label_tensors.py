@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from mlcompute.enums import DataType
 from mlcompute.errors import Error, ShapeError
+from mlcompute.foreign_names import expect_prediction_first
 from mlcompute.graph import Node
 from mlcompute.layers.arguments import class_axis_of
 from mlcompute.layers.class_labels import INDEXED
@@ -107,6 +108,7 @@ def relabel(nodes: Iterable[Node], old: Tensor, new: Tensor) -> None:
 
 def takes_labels(function: Callable[..., Tensor]) -> bool:
     """Is a loss function one of prediction and labels, and not of the prediction alone?"""
+    expect_prediction_first("Trainer: loss", function)
     try:
         inspect.signature(function).bind(None, None)
     except TypeError:

@@ -60,8 +60,8 @@ class Trainer:
     loss_weights   what these losses are multiplied by, {"box": 0.1}; `trainer.loss_weights["box"] = 0.2` changes one
                    that was given, between steps
     optimizer      an Optimizer, or a name: "adam", "adamw", "sgd", "rmsprop"
-    metrics        names ("accuracy", "f1", "auc", "mae" ...), Metrics, or functions of (prediction, labels), each about
-                   all samples together. "accuracy" is about classes or, with a sigmoid loss, about every output; where
+    metrics        names ("accuracy", "f1", "auc", "mae" ...), Metrics, each about all samples together; or functions of
+                   (prediction, labels), averaged over samples or batches. "accuracy" is about classes or, with a sigmoid loss, about every output; where
                    the loss does not tell, say "categorical_accuracy" or "binary_accuracy". Of several outputs by
                    name, {"digit": ["accuracy"]}: they are logged as "digit_accuracy"
     outputs        tensors that `predict` returns, by name; by default the prediction of each loss
