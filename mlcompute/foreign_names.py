@@ -82,6 +82,7 @@ KEYWORDS: dict[str, str | tuple[str, ...]] = {
     "return_sequences": ("returns_sequences",),
     "return_state": ("returns_states",),
     "sample_weights": ("sample_weight",),
+    "save_weights_only": "leave it out: a checkpoint holds weights, optimizer and the run",
     "scale_factor": ("factor",),
     "start_dim": ("first",),
     "strides": ("stride",),
@@ -91,6 +92,7 @@ KEYWORDS: dict[str, str | tuple[str, ...]] = {
     "units": ("outputs", "hidden"),
     "use_bias": ("biases",),
     "validation_data": ("validation",),
+    "verbose": "leave it out: fit(verbose=) says what is shown",
     "vocab_size": ("count",),
 }
 

@@ -120,7 +120,7 @@ class Stream(Data):
 
 
 class Samples(Stream):
-    """A dataset that gives samples by number, as PyTorch's, or a list of samples: put together to batches, in an order of their own."""
+    """A dataset that gives samples by number, as PyTorch's, or a list of them: batches in an order of their own."""
 
     def __init__(self, who: str, feed: Feed, source: Any, only_inputs: bool = False) -> None:
         super().__init__(who, feed, source, only_inputs)

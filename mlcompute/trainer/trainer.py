@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,10 +60,11 @@ class Trainer:
     loss_weights   what these losses are multiplied by, {"box": 0.1}; `trainer.loss_weights["box"] = 0.2` changes one
                    that was given, between steps
     optimizer      an Optimizer, or a name: "adam", "adamw", "sgd", "rmsprop"
-    metrics        names ("accuracy", "f1", "auc", "mae" ...), Metrics, each about all samples together; or functions of
-                   (prediction, labels), averaged over samples or batches. "accuracy" is about classes or, with a sigmoid loss, about every output; where
-                   the loss does not tell, say "categorical_accuracy" or "binary_accuracy". Of several outputs by
-                   name, {"digit": ["accuracy"]}: they are logged as "digit_accuracy"
+    metrics        names ("accuracy", "f1", "auc", "mae" ...) or Metrics, each about all samples together; or functions
+                   of (prediction, labels), averaged over samples or batches. "accuracy" is about classes or, with a
+                   sigmoid loss, about every output; where the loss does not tell, say "categorical_accuracy" or
+                   "binary_accuracy". Of several outputs by name, {"digit": ["accuracy"]}: they are logged as
+                   "digit_accuracy"
     outputs        tensors that `predict` returns, by name; by default the prediction of each loss
     inputs         names for the tensors that are fed; by default all that no layer computes, by their labels
     learning_rate  for an optimizer given by name
@@ -263,6 +264,9 @@ class Trainer:
         epochs = number_of(who, "epochs", epochs)
         accumulate = number_of(who, "accumulate", accumulate, 1)
         last_batch = checked_choice(who, last_batch)
+        for name, path in (("resume", resume), ("checkpoint", checkpoint)):
+            if not isinstance(path, (str, os.PathLike, type(None))):
+                raise TypeError(f"{who}: {name} must be the name of a file, not {path!r}")
         if last_batch == "pad":
             expect_weights(who, self.model)
         asked = Asked(who, self.model, x, y, sample_weight, class_weight)
@@ -275,8 +279,10 @@ class Trainer:
         if shuffle_seed is not None and not isinstance(shuffle_seed, (int, np.integer)):
             raise TypeError(f"{who}: shuffle_seed must be a whole number, not {shuffle_seed!r}")
         seed = (self._runs if shuffle_seed is None else int(shuffle_seed)) if shuffle else None
-        if isinstance(callbacks, Callback):
-            raise TypeError(f"{who}: callbacks must be a list, not one {type(callbacks).__name__}")
+        if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
+            one = "one " if isinstance(callbacks, Callback) else ""
+            raise TypeError(f"{who}: callbacks must be a list, not {one}{type(callbacks).__name__}")
+        callbacks = list(callbacks)
         for callback in callbacks:
             expect_callback(who, callback)
         plan = Plan(
@@ -287,7 +293,7 @@ class Trainer:
             seed=seed,
             chose_seed=shuffle and shuffle_seed is None,
             validation=None if validation is None else asked.validation(validation, epochs),
-            callbacks=list(callbacks),
+            callbacks=callbacks,
             checkpoint=None if checkpoint is None else os.fspath(checkpoint),
             last_batch=last_batch,
             steps_per_epoch=steps_per_epoch,
