@@ -74,8 +74,18 @@ def _buckets(who: str, feed: Feed, x: Any, y: Any, weights: Any, only_inputs: bo
 
 
 def _are_batches(given: Sequence[Any], feed: Feed) -> bool:
-    """Is a list one of batches: pairs or dicts of arrays, or, for a single input, arrays with as many axes as it?"""
-    if not given or isinstance(given[0], (tuple, Mapping)):
-        return bool(given) and (isinstance(given[0], Mapping) or any(np.ndim(part) > 1 for part in given[0]))
+    """Is a list one of batches or samples: pairs or dicts of arrays, or, for a single input, arrays with its axes?"""
+    if given and isinstance(given[0], (tuple, Mapping)):
+        return isinstance(given[0], Mapping) or is_sample(feed, given[0]) or any(_axes(part) > 1 for part in given[0])
+    if not given:
+        return False
     axes = {len(tensor.descriptor.shape) for tensor in feed.inputs.values()}
     return len(feed.inputs) == 1 and len(given) > 1 and getattr(given[0], "ndim", 0) in axes
+
+
+def _axes(part: Any) -> int:
+    """How many axes an array has, or the largest of several that are no array together."""
+    try:
+        return int(np.ndim(part))
+    except ValueError:  # a list of arrays of different shapes
+        return max(np.ndim(one) for one in part)

@@ -180,6 +180,8 @@ def test_datasets_of_samples() -> None:
     listed = list(zip(X, Y, strict=True))
     assert trainer().fit(listed, epochs=2, verbose=0) == expected, "a list of samples is shuffled like a dataset"
     assert trainer().fit(listed, epochs=2, shuffle=False, verbose=0) == in_order
+    model = trainer()
+    np.testing.assert_array_equal(model.predict(listed), model.predict(X))
     eights = trainer().fit(X, Y, batch_size=8, shuffle=False, verbose=0)
     assert trainer().fit(Streamed(), batch_size=8, verbose=0) == eights
     assert trainer().fit(zip(X, Y, strict=True), batch_size=8, verbose=0) == eights
@@ -187,6 +189,19 @@ def test_datasets_of_samples() -> None:
     assert trainer().fit(loader, epochs=2, verbose=0) == in_order
     with pytest.raises(mlc.DataError, match="comes in batches"):
         trainer().fit([(X[:16], Y[:16])], batch_size=8)
+
+
+def test_lists_of_samples_and_batches_with_several_inputs() -> None:
+    mlc.Platform.set_rng_seed_to(0)
+    graph = mlc.Graph()
+    sources = [graph.input((16, 1), "a"), graph.input((16, 3), "b")]
+    graph.dense(graph.concatenate(sources, dimension=1), 3)
+    model = mlc.Trainer(graph, loss="softmax_cross_entropy")
+    inputs = (X[:, :1], X[:, 1:])
+    expected = model.predict(inputs)
+    np.testing.assert_array_equal(model.predict([(pair, y) for *pair, y in zip(*inputs, Y, strict=True)]), expected)
+    batches = [((X[i : i + 16, :1], X[i : i + 16, 1:]), Y[i : i + 16]) for i in range(0, 70, 16)]
+    np.testing.assert_array_equal(model.predict(batches), expected)
 
 
 def test_dicts_of_everything() -> None:
