@@ -25,6 +25,7 @@ from mlcompute.runtime.definition import definition_of
 from mlcompute.runtime.session import session_of
 from mlcompute.saving.names import names_of
 from mlcompute.tensor import Tensor
+from mlcompute.tensor_data import read_array
 from mlcompute.trainer.callbacks.callback import Callback, expect_callback
 from mlcompute.trainer.callbacks.monitor import expect_no_validation
 from mlcompute.trainer.class_weights import ClassWeight
@@ -509,5 +510,9 @@ def _write(tensors: Sequence[Tensor], arrays: Sequence[Array]) -> None:
         given, wanted = np.shape(array), tensor.descriptor.shape
         if given != wanted:
             raise DataError(f"Trainer: an array of shape {given} for '{tensor.label}'", expected=str(wanted))
-    for tensor, array in zip(tensors, arrays, strict=True):
+    fresh = [
+        read_array(array, tensor.descriptor, f"Trainer: '{tensor.label}'")
+        for tensor, array in zip(tensors, arrays, strict=True)
+    ]
+    for tensor, array in zip(tensors, fresh, strict=True):
         tensor.data = array

@@ -407,6 +407,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["trian", "mlp"], "usage: mlcompute COMMAND", "there is no command 'trian'; did you mean train?"),
         (["xyz"], "usage: mlcompute COMMAND", "there is no command 'xyz'; --help lists them"),
         (["devices", "all"], "usage: mlcompute devices", "unrecognized arguments: all"),
+        (["sweep", "cnn", "--data", "x"], "usage: mlcompute sweep", "`mlcompute train` stand at the end: -- --data x"),
     ],
 )
 def test_wrong_usage_is_told_apart(
