@@ -7,6 +7,7 @@ import os
 import zipfile
 import zlib
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
@@ -230,11 +231,22 @@ def _labels(who: str, y: Array) -> Array:
     """Labels (n,) or numbers (n, outputs); one-hot rows become the number of their 1."""
     if y.dtype.kind == "f":
         numeric(who, "y", y)
+    kinds = {_kind(one) for one in y.flat} if y.dtype.kind == "O" else set()
+    if len(kinds) > 1:
+        raise DataError(
+            f"{who}: y has values of different types: {listed(sorted(kinds))}",
+            expected="text for every sample, or a number",
+            fix="leave samples without a label out; text and numbers become text by y.astype(str)",
+        )
     y = y.reshape(len(y)) if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 2 or y.dtype.kind not in "buif" or y.shape[1] < 2:
         return y
     is_one_hot = bool(((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all())
     return y.argmax(axis=1) if is_one_hot else y
+
+
+def _kind(label: Any) -> str:
+    return "text" if isinstance(label, str) else "number" if isinstance(label, Real) else type(label).__name__
 
 
 def _layout(x: Array, images: bool | None) -> Layout:

@@ -19,7 +19,7 @@ from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Split
 from mlcompute.data.target import Array, Target, listed
 from mlcompute.errors import DataError
-from mlcompute.layers.arguments import real
+from mlcompute.layers.arguments import integer, real, whole_list
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 #: Folders of images that together have more bytes are read again and again, batch by batch, instead of once.
@@ -224,10 +224,13 @@ def _shape(
     heads = _on_threads(_head, files)
     channels = 1 if (grey is None and all(head[2] for head in heads)) or grey else 3
     if size is not None:
-        height, width = (size, size) if isinstance(size, int) else size
-        if min(height, width) < 1:
+        if isinstance(size, (tuple, list)):
+            extents = whole_list(who, "size", size)
+        else:
+            extents = (integer(who, "size", size),) * 2
+        if len(extents) != 2 or min(extents) < 1:
             raise DataError(f"{who}: size is {size}", expected="pixels: one number, or (height, width)")
-        return channels, height, width
+        return (channels, *extents)
     sizes = Counter((height, width) for height, width, _ in heads)
     if len(sizes) > 1:
         (common, count), *others = sizes.most_common()

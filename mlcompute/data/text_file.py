@@ -15,6 +15,7 @@ from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Split
 from mlcompute.data.target import Array
 from mlcompute.errors import DataError
+from mlcompute.layers.arguments import number_of
 
 Level = Literal["character", "byte"]
 
@@ -103,8 +104,7 @@ def text_dataset(who: str, given: str, length: int, level: Level, split: Split, 
     """A text, divided."""
     if level not in ("character", "byte"):
         raise DataError(f"{who}: level is {level!r}", expected="'character' or 'byte'")
-    if length < 1:
-        raise DataError(f"{who}: length is {length}", expected="1 or more characters")
+    length = number_of(who, "length", length, 1)
     letters = "".join(sorted(set(given))) if level == "character" else ""
     if len(letters) == 1:
         raise DataError(f"{who}: the text is nothing but {letters!r}: there is nothing to learn", fix="give another")

@@ -303,3 +303,8 @@ def test_arguments_of_another_type_are_refused_by_name() -> None:
             mlc.data.table(columns, "y", **given)
     with pytest.raises(mlc.DataError, match="seed is -1"):
         mlc.data.digits(seed=-1)
+    with pytest.raises(TypeError, match=r"length must be a whole number, not 2\.5"):
+        mlc.data.sums(length=2.5)  # type: ignore[arg-type]
+    for mixed, types in (([1, "b"], "number, text"), (["a", None], "NoneType, text")):
+        with pytest.raises(mlc.DataError, match=f"y has values of different types: {types}"):
+            mlc.data.arrays(np.ones((2, 3)), np.array(mixed, object))
