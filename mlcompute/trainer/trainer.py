@@ -13,7 +13,7 @@ import numpy as np
 
 from mlcompute.building.choices import OptimizerName
 from mlcompute.device import Device, expect_device
-from mlcompute.errors import DataError, ExecutionError, ShapeError
+from mlcompute.errors import DataError, ExecutionError, ShapeError, warn
 from mlcompute.foreign_names import TRAINER_ATTRIBUTES, advice_for_attribute
 from mlcompute.graph import Graph
 from mlcompute.group.group import Group
@@ -309,6 +309,8 @@ class Trainer:
                 f"{who}: {data.count} samples make no batch of {size}, and last_batch='drop' leaves shorter ones out",
                 fix="give more samples, or last_batch='pad'",
             )
+        if epochs and not self.parameters:
+            warn(f"{who}: no parameter is updated, so nothing is learned. graph.unfreeze(pattern) lets layers be trained")
         if not self._at_work.acquire(blocking=False):
             raise ExecutionError(
                 f"{who}: this trainer is training already",
