@@ -310,7 +310,7 @@ class Trainer:
                 fix="give more samples, or last_batch='pad'",
             )
         if epochs and not self.parameters:
-            warn(f"{who}: no parameter is updated, so nothing is learned. graph.unfreeze(pattern) lets layers be trained")
+            warn(f"{who}: no parameter is updated, so nothing is learned. graph.unfreeze(name) lets layers learn")
         if not self._at_work.acquire(blocking=False):
             raise ExecutionError(
                 f"{who}: this trainer is training already",

@@ -462,3 +462,12 @@ def test_weights_of_another_type_change_none() -> None:
         model.set_weights([*(array + 1 for array in before[:-1]), np.full(before[-1].shape, "a")])
     for one, other in zip(before, model.copy_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("odd", "shown"), [(np.nan, "nan"), (0.5, "0.5")])
+def test_labels_that_are_no_whole_numbers_are_not_to_be_cut(odd: float, shown: str) -> None:
+    x, y = points(40)
+    labels = y.astype(np.float64)
+    labels[3] = odd
+    with pytest.raises(mlc.DataError, match=f"must be whole numbers, and one is {shown}"):
+        trainer().fit(x, labels, verbose=0)
