@@ -17,6 +17,8 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, get_args
 
+from mlcompute.errors import DataError
+
 #: Keyword elsewhere -> keywords here, of which the first that the function has is named; or what to do instead.
 KEYWORDS: dict[str, str | tuple[str, ...]] = {
     "align_corners": ("aligns_corners",),
@@ -80,6 +82,7 @@ KEYWORDS: dict[str, str | tuple[str, ...]] = {
     "return_sequences": ("returns_sequences",),
     "return_state": ("returns_states",),
     "sample_weights": ("sample_weight",),
+    "save_weights_only": "leave it out: a checkpoint holds weights, optimizer and the run",
     "scale_factor": ("factor",),
     "start_dim": ("first",),
     "strides": ("stride",),
@@ -89,6 +92,7 @@ KEYWORDS: dict[str, str | tuple[str, ...]] = {
     "units": ("outputs", "hidden"),
     "use_bias": ("biases",),
     "validation_data": ("validation",),
+    "verbose": "leave it out: fit(verbose=) says what is shown",
     "vocab_size": ("count",),
 }
 
@@ -399,6 +403,9 @@ CHOICES: dict[str, str] = {
     "swish": "'silu'",
 }
 
+#: What the first parameter of a function is called that is given labels first.
+_LABELS = ("y_true", "true", "target", "targets", "label", "labels")
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 _UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")
 
@@ -482,6 +489,21 @@ def advice_for_keyword(name: str, parameters: Iterable[str]) -> str:
         return meant
     here = [one for one in meant if one in known] or difflib.get_close_matches(name, known, 1)
     return f"use {here[0]}=" if here else ""
+
+
+def expect_prediction_first(who: str, function: Callable[..., Any]) -> None:
+    """Refuse a function whose first parameter is called as labels are: scikit-learn and Keras give them first."""
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # a builtin that does not tell
+        return
+    if len(names) > 1 and names[0] in _LABELS:
+        name = getattr(function, "__name__", type(function).__name__)
+        called = "f" if name == "<lambda>" else name
+        raise DataError(
+            f"{who}: {name} takes ({', '.join(names[:2])}), and would be called with (prediction, labels)",
+            fix=f"lambda prediction, labels: {called}(labels, prediction), or other names for the parameters",
+        )
 
 
 def answers_foreign_keywords(function: Function) -> Function:

@@ -6,7 +6,7 @@ Imported on demand, `from mlcompute.sklearn import MLCClassifier`; needs scikit-
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ _seeded = threading.Lock()
 class _Estimator(BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
-        hidden_layer_sizes: Sequence[int] = (100,),
+        hidden_layer_sizes: Sequence[int] | int = (100,),
         *,
         activation: Activation = "relu",
         optimizer: OptimizerName = "adam",
@@ -56,6 +56,12 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             try:
                 graph = (self.build or self._layers)(batch, x.shape[1], outputs)
                 trainer = mlc.Trainer(graph, loss=loss, optimizer=self.optimizer, learning_rate=self.learning_rate)
+                shape = trainer.model.prediction.descriptor.shape
+                if shape[1:] != (outputs,):
+                    raise DataError(
+                        f"{type(self).__name__}: build makes a graph with predictions of shape {shape}",
+                        expected=f"{outputs} for each sample: {(batch, outputs)}",
+                    )
                 trainer.fit(x, y, epochs=self.epochs, shuffle_seed=seed, verbose=self.verbose)
             finally:
                 mlc.Platform.set_rng_state(before)
@@ -64,7 +70,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     def _layers(self, batch: int, features: int, outputs: int) -> mlc.Graph:
         graph = mlc.Graph()
         x = graph.input((batch, features), "x")
-        for size in self.hidden_layer_sizes:
+        sizes = self.hidden_layer_sizes
+        for size in sizes if isinstance(sizes, Iterable) else [sizes]:
             x = graph.dense(x, size, activation=self.activation)
         graph.dense(x, outputs, name="scores")
         return graph
@@ -78,7 +85,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 class MLCClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     """A network that classifies rows of numbers: dense layers, or what `build` makes.
 
-    hidden_layer_sizes  outputs of the dense layers before the last
+    hidden_layer_sizes  outputs of the dense layers before the last; a number for one layer
     activation          behind each of them, by name
     optimizer           by name, as `mlc.Trainer` has them
     learning_rate, epochs, batch_size   as for `mlc.Trainer`

@@ -84,7 +84,17 @@ def test_regression_with_one_target_and_with_several() -> None:
     assert estimator.fit(x, several[:, 0]).predict(x).shape == (200,)
 
 
+def test_a_number_for_one_hidden_layer() -> None:
+    x, y = flowers()
+    one, other = (MLCClassifier(sizes, epochs=2, random_state=0).fit(x, y) for sizes in (8, (8,)))
+    np.testing.assert_array_equal(one.predict_proba(x), other.predict_proba(x))
+
+
 def test_what_it_refuses() -> None:
+    for kind in (MLCClassifier, MLCRegressor):
+        wide = kind(build=lambda batch, features, outputs: with_dropout(batch, features, outputs + 1))
+        with pytest.raises(mlc.DataError, match=r"a graph with predictions of shape \(32, 4\)\n  expected  3"):
+            wide.fit(flowers()[0], np.arange(150) % 3 if kind is MLCClassifier else np.ones((150, 3)))
     x, y = flowers()
     with pytest.raises(ValueError, match="one class alone, setosa"):
         MLCClassifier().fit(x[:9], y[:9])

@@ -111,7 +111,8 @@ def _read(given: Sequence[str]) -> argparse.Namespace:
         parser.error(f"there is no command {called!r}{meant(called, COMMANDS) or '; --help lists them'}")
     args, unknown = parser.parse_known_args(given)
     if unknown:
-        (commands.choices[called] if called else parser).refuse(unknown)
+        behind = f"; options of `mlcompute train` stand at the end: -- {shlex.join(unknown)}"
+        (commands.choices[called] if called else parser).refuse(unknown, behind if called == "sweep" else "")
     if rest:
         args.rest = rest
     if not args.command and args.json:

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> Answer:
         mlc.save(args.target, graph)
         kind = "checkpoint"
     else:
-        raise DataError(f"{args.target}: unknown kind of file", expected="a name that ends in .onnx or .safetensors")
+        raise DataError(f"{args.target}: unknown kind of file", expected=".onnx, .safetensors; a folder with --hub")
     size = target.stat().st_size
     return Answer(f"{kind} in {args.target}, {size:,} bytes", {"target": args.target, "kind": kind, "bytes": size})
 

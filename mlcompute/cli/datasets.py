@@ -106,18 +106,10 @@ def read_for(checkpoint: str, path: str | None, *, labels: bool, everything: boo
     Without a path, and for the data it was trained on, what was held out in training unless everything is wanted.
     """
     preprocessing = preprocessing_of(checkpoint)
+    if preprocessing is None:
+        return _plain(checkpoint, path, labels), False
     labels = labels or path is None  # which samples were held out depends on them
-    where = path or (preprocessing.source if preprocessing else "digits")
-    if preprocessing is None and not labels and Path(where).suffix in (".npy", ".npz"):
-        found = read_arrays(existing(where))
-        if "x_train" not in found and "x_test" not in found:
-            raise DataError(f"{where}: lacks x", found=", ".join(found) or "nothing", expected="samples as x or x_test")
-        return Dataset(Path(where).stem, found.get("x_test", found.get("x_train")), None), False
-    if preprocessing is None or (where in BUILT_IN and not Path(where).exists()):
-        # Arrays are fed to a network of the user's as they are.
-        plain = {"images": False, "standardize": False} if Path(where).suffix == ".npz" else {}
-        data = load(where, **plain, **({"validation": 0.0} if everything else {}))
-        return (data, False) if data.validation is None else (data.validation, True)
+    where = path or preprocessing.source
     split = preprocessing.split
     if path is None and split.other and not split.test and not everything:
         return preprocessing.read(split.other), True
@@ -127,6 +119,24 @@ def read_for(checkpoint: str, path: str | None, *, labels: bool, everything: boo
     parts = preprocessing.parts(data)
     held = parts.test if len(parts.test) else parts.validation
     return (data.subset(held), True) if len(held) else (data, False)
+
+
+def _plain(checkpoint: str, path: str | None, labels: bool) -> Dataset:
+    """Data for a model that does not know what it was trained on: its own test samples, else all."""
+    if path is None:
+        raise DataError(
+            f"{checkpoint}: was trained on arrays, and nothing in it says which",
+            fix="name data: --data PATH to evaluate, a file to predict",
+        )
+    is_array = Path(path).suffix in (".npy", ".npz")
+    if is_array and not labels:
+        found = read_arrays(existing(path))
+        if "x_train" not in found and "x_test" not in found:
+            raise DataError(f"{path}: lacks x", found=", ".join(found) or "nothing", expected="samples as x or x_test")
+        return Dataset(Path(path).stem, found.get("x_test", found.get("x_train")), None)
+    # Arrays are fed to a network of the user's as they are.
+    data = load(path, validation=0.0, **({"images": False, "standardize": False} if is_array else {}))
+    return data if data.validation is None else data.validation
 
 
 @contextlib.contextmanager

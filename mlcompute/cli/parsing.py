@@ -30,9 +30,13 @@ class Parser(argparse.ArgumentParser):
         words = [f"[{word}]" if action.nargs in ("?", "*") else word for word, action in zip(words, given, strict=True)]
         return f"usage: {' '.join([self.prog, *words])} [options]; --help lists them\n"
 
-    def refuse(self, words: list[str]) -> NoReturn:
-        """Words that nothing takes."""
-        self.error(f"unrecognized arguments: {' '.join(words)}{meant(words[0].partition('=')[0], self.options())}")
+    def refuse(self, words: list[str], advice: str = "") -> NoReturn:
+        """Words that nothing takes.
+
+        advice  where they are like nothing that is known
+        """
+        near = meant(words[0].partition("=")[0], self.options())
+        self.error(f"unrecognized arguments: {' '.join(words)}{near or advice}")
 
     def options(self) -> list[str]:
         """Everything that begins with a dash and is known."""

@@ -7,13 +7,14 @@ import os
 import zipfile
 import zlib
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
 import numpy as np
 
 from mlcompute.data.dataset import Dataset
-from mlcompute.data.paths import existing
+from mlcompute.data.paths import existing, is_built_in
 from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Split
 from mlcompute.data.target import Array, Target, Task, listed
@@ -48,6 +49,8 @@ class ArrayPreprocessing(Preprocessing):
         place = FilePath(path)
         if place.is_dir() and any(place.glob("t10k-images*")):
             found = read_idx_folder(place)
+        elif is_built_in(place, "digits"):
+            found = _digits()
         elif len(self.shape) == 3 and is_images(place):
             x, names = read_images(place, self.shape)
             return Dataset(place.name, x, None, self, sample_names=names)
@@ -141,10 +144,13 @@ def digits(*, validation: float = 0.2, test: float = 0.0, seed: int = 0) -> Data
 
     E. Alpaydin and C. Kaynak, 1998, as scikit-learn distributes it (BSD licence); it comes with the package.
     """
+    return dataset_of("digits", _digits(), split=Split(validation, test, seed))
+
+
+def _digits() -> dict[str, Array]:
     found = read_arrays(_HERE / "digits.npz")
     # Pixels are counts from 0 to 16; those of the others would be bytes.
-    x = found["x_train"][:, None].astype(np.float32) / 16
-    return dataset_of("digits", {**found, "x_train": x}, split=Split(validation, test, seed))
+    return {**found, "x_train": found["x_train"][:, None].astype(np.float32) / 16}
 
 
 def dataset_of(
@@ -225,11 +231,22 @@ def _labels(who: str, y: Array) -> Array:
     """Labels (n,) or numbers (n, outputs); one-hot rows become the number of their 1."""
     if y.dtype.kind == "f":
         numeric(who, "y", y)
+    kinds = {_kind(one) for one in y.flat} if y.dtype.kind == "O" else set()
+    if len(kinds) > 1:
+        raise DataError(
+            f"{who}: y has values of different types: {listed(sorted(kinds))}",
+            expected="text for every sample, or a number",
+            fix="leave samples without a label out; text and numbers become text by y.astype(str)",
+        )
     y = y.reshape(len(y)) if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 2 or y.dtype.kind not in "buif" or y.shape[1] < 2:
         return y
     is_one_hot = bool(((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all())
     return y.argmax(axis=1) if is_one_hot else y
+
+
+def _kind(label: Any) -> str:
+    return "text" if isinstance(label, str) else "number" if isinstance(label, Real) else type(label).__name__
 
 
 def _layout(x: Array, images: bool | None) -> Layout:

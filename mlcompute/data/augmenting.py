@@ -9,6 +9,7 @@ import numpy as np
 
 from mlcompute.data.target import Array
 from mlcompute.errors import DataError
+from mlcompute.layers.arguments import number_of, real
 
 if TYPE_CHECKING:
     from mlcompute.data.dataset import Dataset
@@ -43,8 +44,9 @@ class Augment:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("crop", "rotate", "colour", "mixup"):
-            if not getattr(self, name) >= 0:
+        number_of("Augment", "crop", self.crop)
+        for name in ("rotate", "colour", "mixup"):
+            if not real("Augment", name, getattr(self, name)) >= 0:
                 raise DataError(f"Augment: {name} is {getattr(self, name)}", expected="0 or more")
         if self.colour >= 1:
             raise DataError(f"Augment: colour is {self.colour}", expected="a share below 1, e.g. 0.2")

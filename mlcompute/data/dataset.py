@@ -109,6 +109,12 @@ class Dataset:
         if len(self.shape) != 3 or isinstance(self.x, Mapping):
             given = f"samples of shape {self.shape}"
             raise DataError(f"{self.name}: only images are augmented", given=given, fix="leave it out")
+        (_, height, width), least = self.shape, min(self.shape[1:])
+        if wanted.crop >= least:
+            raise DataError(
+                f"{self.name}: crop is {wanted.crop}, which moves images of {height} x {width} pixels out of sight",
+                expected=f"less than {least}; an eighth of the image is usual",
+            )
         if wanted.mixup and not self.classes:
             raise DataError(f"{self.name}: mixup mixes classes, and numbers are predicted", fix="leave mixup out")
         return replace(self, augment=wanted)

@@ -19,6 +19,7 @@ from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Split
 from mlcompute.data.target import Array, Target, listed
 from mlcompute.errors import DataError
+from mlcompute.layers.arguments import integer, real, whole_list
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 #: Folders of images that together have more bytes are read again and again, batch by batch, instead of once.
@@ -118,7 +119,7 @@ def images(
     target = Target.of(str(root), "folder", labels, "classification", True)
     shape = _shape(str(root), files, size, grey)
     is_place = isinstance(validation, (str, os.PathLike))
-    split = Split(0.0 if is_place or sets else float(validation), 0.0 if sets else test, seed)  # type: ignore[arg-type]
+    split = Split(0.0 if is_place or sets else real(str(place), "validation", validation), 0.0 if sets else test, seed)
     preprocessing = ImagePreprocessing(str(place), target, split, shape)
     parts = split.parts(str(root), len(files), target.encode(str(root), labels))
     whole = preprocessing.dataset(str(place), files, list(map(str, labels)))
@@ -223,10 +224,13 @@ def _shape(
     heads = _on_threads(_head, files)
     channels = 1 if (grey is None and all(head[2] for head in heads)) or grey else 3
     if size is not None:
-        height, width = (size, size) if isinstance(size, int) else size
-        if min(height, width) < 1:
+        if isinstance(size, (tuple, list)):
+            extents = whole_list(who, "size", size)
+        else:
+            extents = (integer(who, "size", size),) * 2
+        if len(extents) != 2 or min(extents) < 1:
             raise DataError(f"{who}: size is {size}", expected="pixels: one number, or (height, width)")
-        return channels, height, width
+        return (channels, *extents)
     sizes = Counter((height, width) for height, width, _ in heads)
     if len(sizes) > 1:
         (common, count), *others = sizes.most_common()

@@ -17,6 +17,11 @@ def place_of(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
+def is_built_in(path: str | os.PathLike[str], name: str) -> bool:
+    """Is this the name of data that comes with the package, and not of a file or folder?"""
+    return os.fspath(path) == name and not Path(name).exists()
+
+
 def existing(path: str | os.PathLike[str], *, folder: bool = False) -> Path:
     """A file, or a folder, that exists."""
     place = place_of(path)

@@ -16,6 +16,7 @@ from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Parts, Split
 from mlcompute.data.target import Array, Target
 from mlcompute.errors import DataError
+from mlcompute.layers.arguments import number_of
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,7 @@ def series(
 ) -> Dataset:
     """Windows of a table. What is held out comes last, and no window reaches from one part into the other."""
     who = frame.who
-    if window < 1 or horizon < 1:
-        raise DataError(f"{who}: window is {window}, horizon is {horizon}", expected="1 or more lines")
+    window, horizon = number_of(who, "window", window, 1), number_of(who, "horizon", horizon, 1)
     frame, left_out = frame.without_blank(only_last=True)
     values = known(frame, name)
     count = _count(frame, window, horizon)

@@ -9,6 +9,7 @@ import numpy as np
 
 from mlcompute.data.target import Array
 from mlcompute.errors import DataError
+from mlcompute.layers.arguments import number_of
 
 
 class Parts(NamedTuple):
@@ -34,6 +35,7 @@ class Split:
     other: str = ""
 
     def __post_init__(self) -> None:
+        number_of("mlcompute.data", "seed", self.seed)
         for share in (self.validation, self.test):
             if not isinstance(share, (int, float)):
                 raise DataError(

@@ -23,12 +23,13 @@ from mlcompute.data.columns import (
     learned,
 )
 from mlcompute.data.dataset import Dataset
-from mlcompute.data.paths import existing
+from mlcompute.data.paths import existing, is_built_in
 from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Split
 from mlcompute.data.target import Array, Target, Task, closest, listed, looks_like_classes
 from mlcompute.data.written_numbers import is_missing
 from mlcompute.errors import DataError
+from mlcompute.layers.arguments import real
 
 _IRIS = FilePath(__file__).parent / "iris.csv"
 #: Columns that are taken for the target where none is named.
@@ -181,8 +182,7 @@ def table(
 
 def iris(*, validation: float = 0.2, test: float = 0.0, seed: int = 0) -> Dataset:
     """150 iris flowers: four lengths and widths, three species. R. A. Fisher, 1936, as scikit-learn distributes it."""
-    frame = replace(csv_file.read_frame(_IRIS), who="iris")
-    return _decided(frame, "species", None, None, validation, test, seed, None, 1, {})
+    return _decided(read_frame("iris", {}), "species", None, None, validation, test, seed, None, 1, {})
 
 
 def _decided(
@@ -199,9 +199,11 @@ def _decided(
 ) -> Dataset:
     """A table, decided about column by column."""
     who = frame.who
+    if kinds is not None and not isinstance(kinds, Mapping):
+        raise TypeError(f"{who}: kinds must be a dictionary of {{column: kind}}, not {kinds!r}")
     given = dict(kinds or {})
     _check_kinds(who, given, list(frame.columns))
-    share = 0.0 if isinstance(validation, (str, os.PathLike)) else float(validation)
+    share = 0.0 if isinstance(validation, (str, os.PathLike)) else real(who, "validation", validation)
     name = find_target(frame, target)
     if window is not None:
         from mlcompute.data.series import series
@@ -240,6 +242,8 @@ def read_frame(path: Any, options: dict[str, Any]) -> Frame:
     """The columns of a file, or of a table in memory."""
     if not isinstance(path, (str, os.PathLike)):
         return frame_of(path)
+    if is_built_in(path, "iris"):
+        return replace(csv_file.read_frame(_IRIS), who="iris")
     place = existing(path)
     if place.suffix == ".parquet":
         return parquet_file.read_frame(place)
@@ -282,6 +286,11 @@ def target_values(frame: Frame, name: str) -> Array:
             f"{frame.who}: the target {name!r} is missing in {frame.at(int(rows[0]))}{more}{stands}",
             fix="delete their lines: nothing can be learned from them"
             + (f"; if {sorted(given)[0]!r} is a class, give it another name" if given else ""),
+        )
+    if raw.dtype.kind == "f" and np.isinf(raw).any():
+        raise DataError(
+            f"{frame.who}: {frame.at(int(np.isinf(raw).argmax()))}: the target {name!r} is infinite",
+            fix="correct it, or delete the line",
         )
     if raw.dtype.kind == "f" or guessed(frame, name) != "number":
         return raw if raw.dtype.kind == "f" else as_text(raw)

@@ -135,7 +135,7 @@ def _classes(who: str, name: str, labels: Array) -> tuple[str, ...]:
             f"{who}: every sample has the class {found[0]!r}: there is nothing to tell apart",
             fix="give samples of at least two classes, or choose another target",
         )
-    if len(found) > 50 and 2 * len(found) > len(labels):
+    if len(found) > MOST_CLASSES and 2 * len(found) > len(labels):
         raise DataError(
             f"{who}: '{name}' has {len(found)} classes in {len(labels)} samples",
             fix="choose another target; numbers to be predicted are task='regression' (--task regression)",

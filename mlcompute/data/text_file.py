@@ -10,11 +10,12 @@ from typing import Any, Literal
 import numpy as np
 
 from mlcompute.data.dataset import Dataset
-from mlcompute.data.paths import existing, read_text
+from mlcompute.data.paths import existing, is_built_in, read_text
 from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Split
 from mlcompute.data.target import Array
 from mlcompute.errors import DataError
+from mlcompute.layers.arguments import number_of
 
 Level = Literal["character", "byte"]
 
@@ -60,7 +61,8 @@ class TextPreprocessing(Preprocessing):
         return "".join(self.letters[int(k)] for k in predictions)
 
     def read(self, path: Any, *, labels: bool = True) -> Dataset:
-        return self.dataset(str(path), read_file(path, self.encoding))
+        given = _sums() if is_built_in(path, "sums") else read_file(path, self.encoding)
+        return self.dataset(str(path), given)
 
     def dataset(self, who: str, text: str) -> Dataset:
         """A text in pieces; what is left at its end is left out."""
@@ -102,8 +104,7 @@ def text_dataset(who: str, given: str, length: int, level: Level, split: Split, 
     """A text, divided."""
     if level not in ("character", "byte"):
         raise DataError(f"{who}: level is {level!r}", expected="'character' or 'byte'")
-    if length < 1:
-        raise DataError(f"{who}: length is {length}", expected="1 or more characters")
+    length = number_of(who, "length", length, 1)
     letters = "".join(sorted(set(given))) if level == "character" else ""
     if len(letters) == 1:
         raise DataError(f"{who}: the text is nothing but {letters!r}: there is nothing to learn", fix="give another")
@@ -113,11 +114,14 @@ def text_dataset(who: str, given: str, length: int, level: Level, split: Split, 
     return replace(whole, notes=notes).with_held_out(split.parts(who, len(whole)))
 
 
-def sums(*, count: int = 5_000, length: int = 32, seed: int = 0) -> Dataset:
+def sums(*, count: int = 5_000, length: int = 32, seed: int = 0, validation: float = 0.1) -> Dataset:
     """A text to try things with: additions of numbers below 100, one per line, `17+5=22`."""
+    return text_dataset("sums", _sums(count, seed), length, "character", Split(validation, 0.0, in_order=True))
+
+
+def _sums(count: int = 5_000, seed: int = 0) -> str:
     a, b = np.random.default_rng(seed).integers(0, 100, (2, count))
-    lines = "".join(f"{one}+{other}={one + other}\n" for one, other in zip(a, b, strict=True))
-    return text_dataset("sums", lines, length, "character", Split(0.1, 0.0, in_order=True))
+    return "".join(f"{one}+{other}={one + other}\n" for one, other in zip(a, b, strict=True))
 
 
 def read_file(path: Path, encoding: str = "utf-8") -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 import functools
+import inspect
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -60,6 +61,17 @@ def optional_whole_list(who: str, name: str, numbers: Iterable[Any], least: int 
     if not isinstance(given, list):
         raise TypeError(f"{who}: {name} must be a list of whole numbers or None, not {numbers!r}")
     return tuple(None if one is None else whole(who, f"{name}[{k}]", one, least) for k, one in enumerate(given))
+
+
+def takes_two(function: Callable[..., Any]) -> bool:
+    """Can a function be called with two arguments?"""
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not tell
+        pass
+    return True
 
 
 def real(who: str, name: str, number: Any) -> float:

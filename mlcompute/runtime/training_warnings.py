@@ -10,6 +10,8 @@ from mlcompute.enums import ActivationType, LossType, ReductionType, SoftmaxOper
 from mlcompute.errors import warn
 from mlcompute.graph import Node
 from mlcompute.layers.activation import ActivationLayer
+from mlcompute.layers.convolution import ConvolutionLayer
+from mlcompute.layers.fully_connected import FullyConnectedLayer
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.softmax import SoftmaxLayer
@@ -22,7 +24,7 @@ from mlcompute.tensor import Tensor
 def warn_about_training(request: Request, learning: Learning, losses: list[Node]) -> None:
     """Everything that can be said before the graph is compiled; each warning is given once."""
     producers = _producers({*request.minimised, *(node.sources[0] for node in losses)}, request.nodes)
-    _warn_about_functions_taken_twice(losses, producers, learning)
+    _warn_about_functions_of_losses(losses, producers, learning)
     _warn_about_single_classes(losses, learning)
     if learning.optimizer is not None:
         if learning.optimizer.gradient_rescale == 1.0:  # who rescales the gradient of a sum knows of the sum
@@ -41,7 +43,8 @@ def _producers(tensors: set[Tensor], nodes: Sequence[Node]) -> dict[Tensor, Node
     return found
 
 
-def _warn_about_functions_taken_twice(losses: list[Node], producers: Mapping[Tensor, Node], learning: Learning) -> None:
+def _warn_about_functions_of_losses(losses: list[Node], producers: Mapping[Tensor, Node], learning: Learning) -> None:
+    """A softmax or sigmoid that is taken twice, or not at all."""
     for node in losses:
         loss, producer = node.layer, producers.get(node.sources[0])
         if not isinstance(loss, LossLayer) or producer is None:
@@ -53,6 +56,13 @@ def _warn_about_functions_taken_twice(losses: list[Node], producers: Mapping[Ten
                 learning,
                 f"{source.who} feeds {loss.who}, which applies {function} itself: the {function} is taken twice. "
                 f"Remove the {function} layer, or use a {other} loss.",
+            )
+        function, other = _FUNCTIONS_BEFORE_LOSSES.get(loss.descriptor.loss_type, ("", ""))
+        if function and isinstance(source, (FullyConnectedLayer, ConvolutionLayer)):
+            _warn(
+                learning,
+                f"{source.who} feeds {loss.who}, which compares probabilities, and gives numbers of any size. "
+                f"Add a {function} layer, or use a {other} loss, which has its own.",
             )
 
 
@@ -171,6 +181,13 @@ def _is_one_number(node: Node, tensor: Tensor) -> bool:
 _FUNCTIONS_IN_LOSSES = {
     LossType.SOFTMAX_CROSS_ENTROPY: ("softmax", "categorical cross entropy"),
     LossType.SIGMOID_CROSS_ENTROPY: ("sigmoid", "log"),
+}
+
+
+#: What a loss expects its source to end with, and the loss that applies it itself.
+_FUNCTIONS_BEFORE_LOSSES = {
+    LossType.CATEGORICAL_CROSS_ENTROPY: ("softmax", "softmax cross entropy"),
+    LossType.LOG: ("sigmoid", "sigmoid cross entropy"),
 }
 
 

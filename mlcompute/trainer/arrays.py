@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 import numpy as np
 
 from mlcompute.errors import DataError
+from mlcompute.layers.arguments import real
 from mlcompute.trainer.columns import Column
 from mlcompute.trainer.data import Batch, Data, Epoch, order_of
 from mlcompute.trainer.metrics import Array
@@ -50,6 +51,7 @@ class Arrays(Data):
 
     def split(self, who: str, share: float) -> tuple[Arrays, Arrays]:
         """All but the last samples, and the last ones: a share of them all, as Keras holds out."""
+        share = real(who, "validation_split", share)
         held = int(np.ceil(self.count * share)) if 0 < share < 1 else 0
         if not 0 < held < self.count:
             raise DataError(

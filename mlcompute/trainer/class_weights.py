@@ -9,20 +9,39 @@ import numpy as np
 
 from mlcompute.errors import DataError
 from mlcompute.trainer.columns import Column
+from mlcompute.trainer.data import Feed
 from mlcompute.trainer.metrics import Array
 
 #: By class, in order of classes, or "balanced": each class counts alike in all, n / (classes * its samples).
 ClassWeight = Mapping[int, float] | Literal["balanced"] | Any
 
 
-def class_numbers(labels: Column, class_axis: int) -> Array:
-    """The integer class label of every sample, pixel or step, whatever form the labels have; others count nowhere."""
-    array, shape = labels.array, (0, *labels.extents)
+def class_numbers(who: str, labels: Column, feed: Feed) -> Array:
+    """The integer class label of every sample, pixel or step, whatever form the labels have; others count nowhere.
+
+    Refused where labels are no classes: numbers to be predicted, or several answers for a sample.
+    """
+    array, shape, class_axis = labels.array, (0, *labels.extents), feed.class_axes.get(labels.name, 1)
     if labels.class_axis or labels.tensor.descriptor.data_type.numpy.kind in "iu":
         return array
+    if labels.name not in feed.probabilities:  # those are refused elsewhere where they are not from 0 to 1
+        others = array[(array != 0) & (array != 1)]
+        if others.size:
+            raise DataError(
+                f"{who}: class_weight is for classes, '{labels.name}' has {others.flat[0]:g}",
+                expected="integer class labels, one-hot labels, or 0 for no and 1 for yes",
+                fix="for numbers to be predicted, give sample_weight",
+            )
     if len(shape) < 2 or shape[class_axis] == 1:
         return (array > 0.5).astype(np.int64)
-    found: Array = array.reshape(len(array), *shape[1:]).argmax(class_axis)
+    dense = array.reshape(len(array), *shape[1:])
+    most = int((dense > 0.5).sum(axis=class_axis).max(initial=0))
+    if most > 1:
+        raise DataError(
+            f"{who}: class_weight: a sample of '{labels.name}' has {most} classes, not one",
+            fix="where samples have several labels, give sample_weight",
+        )
+    found: Array = np.where(dense.any(axis=class_axis), dense.argmax(axis=class_axis), -1)
     return found
 
 

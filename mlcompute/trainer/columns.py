@@ -166,6 +166,9 @@ def column(
             fix = _one_per_output(len(array), d.shape, class_axis)
         elif is_label and array.dtype.kind not in "iu" and _has_one_entry_for(array, d.shape, class_axis):
             fix = "integer class labels must be whole numbers: labels.astype(int)"
+            broken = array[array != np.round(array)] if array.dtype.kind == "f" else array[:0]
+            if broken.size:  # NaN, or what would be cut off
+                fix = f"integer class labels must be whole numbers, and one is {broken.flat[0]:g}"
         elif is_label and array.dtype.kind in "iu" and array.shape[1:] in (d.shape[1:-1], d.shape[2:]):
             fix = f"classes lie on axis {class_axis}: give the loss another class_axis=, or give one-hot labels"
         elif not wanted and not fix:

@@ -11,7 +11,7 @@ from mlcompute.errors import DataError
 from mlcompute.trainer.arrays import Arrays
 from mlcompute.trainer.data import Data, Feed
 from mlcompute.trainer.feed_columns import by_name, columns_of
-from mlcompute.trainer.streams import Samples, Stream
+from mlcompute.trainer.streams import Samples, Stream, is_sample
 
 
 def weights_that_come(x: Any) -> Any:
@@ -38,7 +38,8 @@ def data_from(who: str, feed: Feed, x: Any, y: Any = None, weights: Any = None, 
         else:
             makes_batches = callable(x) or isinstance(x, Iterable)
         if makes_batches:
-            return Stream(who, feed, x, only_inputs)
+            is_listed = isinstance(x, (list, tuple)) and len(x) > 0 and is_sample(feed, x[0])
+            return (Samples if is_listed else Stream)(who, feed, x, only_inputs)
     if not is_array and not isinstance(x, (Mapping, Sequence)) and hasattr(x, "__getitem__") and hasattr(x, "__len__"):
         if y is None and weights is None:
             return Samples(who, feed, x, only_inputs)
@@ -73,8 +74,18 @@ def _buckets(who: str, feed: Feed, x: Any, y: Any, weights: Any, only_inputs: bo
 
 
 def _are_batches(given: Sequence[Any], feed: Feed) -> bool:
-    """Is a list one of batches: pairs or dicts of arrays, or, for a single input, arrays with as many axes as it?"""
-    if not given or isinstance(given[0], (tuple, Mapping)):
-        return bool(given) and (isinstance(given[0], Mapping) or any(np.ndim(part) > 1 for part in given[0]))
+    """Is a list one of batches or samples: pairs or dicts of arrays, or, for a single input, arrays with its axes?"""
+    if given and isinstance(given[0], (tuple, Mapping)):
+        return isinstance(given[0], Mapping) or is_sample(feed, given[0]) or any(_axes(part) > 1 for part in given[0])
+    if not given:
+        return False
     axes = {len(tensor.descriptor.shape) for tensor in feed.inputs.values()}
     return len(feed.inputs) == 1 and len(given) > 1 and getattr(given[0], "ndim", 0) in axes
+
+
+def _axes(part: Any) -> int:
+    """How many axes an array has, or the largest of several that are no array together."""
+    try:
+        return int(np.ndim(part))
+    except ValueError:  # a list of arrays of different shapes
+        return max(np.ndim(one) for one in part)

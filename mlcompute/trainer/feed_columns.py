@@ -94,7 +94,7 @@ def _weights(who: str, feed: Feed, labels: list[Column], given: Any) -> dict[str
         raise DataError(f"{who}: there is no weight named {unknown[0]!r}", expected=", ".join(feed.weights))
     for label in labels:
         if label.name in feed.class_weights:
-            numbers = class_numbers(label, feed.class_axes.get(label.name, 1))
+            numbers = class_numbers(who, label, feed)
             name = feed.weighed[label.name]
             found[name] = weighed(who, numbers, feed.class_weights[label.name], found.get(name))
     return found or None

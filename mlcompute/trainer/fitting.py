@@ -17,6 +17,7 @@ import numpy as np
 
 from mlcompute.errors import DataError, Error, warn
 from mlcompute.group.agreement import Rows
+from mlcompute.layers.arguments import real
 from mlcompute.trainer.callbacks.callback import Callback
 from mlcompute.trainer.callbacks.rates import GroupSchedules
 from mlcompute.trainer.data import Batch, Epoch
@@ -342,7 +343,8 @@ class Fitting:
         for callback in self.together.called:
             callback.on_epoch_end(ended, logs)
         self.together.decide(self.signals)
-        self.history.epochs.append({name: float(value) for name, value in logs.items()})
+        numbers = {name: real("Trainer.fit: the logs", repr(name), value) for name, value in logs.items()}
+        self.history.epochs.append(numbers)
         self.history.seconds.append(seconds)
         self.history.samples_per_second.append(samples / seconds if seconds else 0.0)
         self.epoch, self.batch = ended + 1, 0

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from mlcompute.enums import DataType
 from mlcompute.errors import Error, ShapeError
+from mlcompute.foreign_names import expect_prediction_first
 from mlcompute.graph import Node
-from mlcompute.layers.arguments import class_axis_of
+from mlcompute.layers.arguments import class_axis_of, takes_two
 from mlcompute.layers.class_labels import INDEXED
 from mlcompute.layers.loss import LossLayer
 from mlcompute.runtime.tensor_state import state_of
@@ -107,13 +107,8 @@ def relabel(nodes: Iterable[Node], old: Tensor, new: Tensor) -> None:
 
 def takes_labels(function: Callable[..., Tensor]) -> bool:
     """Is a loss function one of prediction and labels, and not of the prediction alone?"""
-    try:
-        inspect.signature(function).bind(None, None)
-    except TypeError:
-        return False
-    except ValueError:  # a builtin that does not tell
-        pass
-    return True
+    expect_prediction_first("Trainer: loss", function)
+    return takes_two(function)
 
 
 def _indices_of(loss: LossLayer, prediction: Tensor) -> Tensor | None:

@@ -175,6 +175,8 @@ def _loss(given: Loss | None) -> LossLayer | Callable[..., Tensor]:
     if isinstance(given, str) and given in LOSSES:
         return LossLayer(LossDescriptor(LOSSES[given], ReductionType.MEAN))
     expected = f"a tensor of the graph, a LossLayer, a function of tensors, or one of {', '.join(LOSSES)}"
+    if isinstance(given, (list, tuple)):
+        raise DataError(f"Trainer: loss is {given!r}", expected=expected, fix="of several outputs: {output: loss, ...}")
     advice = "give one; for predictions alone: graph.predict(x)" if given is None else advice_for_choice(given, LOSSES)
     raise DataError(f"Trainer: loss is {given!r}", expected=expected, fix=advice)
 

@@ -94,7 +94,7 @@ class Asked:
         if hasattr(type(x), "data_for") and not isinstance(data, Arrays) and x.classes:
             return np.asarray(x.y)  # of a Dataset that is read batch by batch, the labels are in memory
         found = [one for one in data.labels if one.name == name] if isinstance(data, Arrays) else []
-        return class_numbers(found[0], self._model.feed.class_axes.get(name, 1)) if found else None
+        return class_numbers(self._who, found[0], self._model.feed) if found else None
 
     def validation(self, given: Any, epochs: int) -> tuple[Data, int]:
         """What was given to validate with as data, and its batch size."""

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from mlcompute.errors import DataError
+from mlcompute.layers.arguments import real
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Step(Schedule):
     factor: float = 0.1
 
     def __post_init__(self) -> None:
+        _expect_numbers(self)
         _expect("Step", "every", self.every, self.every >= 1, "1 epoch or more")
         _expect("Step", "factor", self.factor, 0.0 <= self.factor < math.inf, "a number, 0 or more")
 
@@ -69,6 +71,7 @@ class Cosine(Schedule):
     warmup: int = 0
 
     def __post_init__(self) -> None:
+        _expect_numbers(self)
         _expect("Cosine", "steps", self.steps, self.steps is None or self.steps >= 1, "1 step or more, or None")
         _expect("Cosine", "final", self.final, 0.0 <= self.final < math.inf, "a learning rate, 0 or more")
         _expect("Cosine", "warmup", self.warmup, self.warmup >= 0, "0 steps or more")
@@ -97,6 +100,7 @@ class OneCycle(Schedule):
     final_divide: float = 1e4
 
     def __post_init__(self) -> None:
+        _expect_numbers(self)
         _expect("OneCycle", "maximum", self.maximum, 0.0 < self.maximum < math.inf, "a learning rate, more than 0")
         _expect("OneCycle", "steps", self.steps, self.steps is None or self.steps >= 1, "1 step or more, or None")
         _expect("OneCycle", "rising", self.rising, 0.0 <= self.rising <= 1.0, "a share of the steps, 0 to 1")
@@ -116,6 +120,12 @@ class OneCycle(Schedule):
 
 def _along_cosine(first: float, last: float, done: float) -> float:
     return last + (first - last) * (1.0 + math.cos(math.pi * done)) / 2.0
+
+
+def _expect_numbers(schedule: Schedule) -> None:
+    for name, value in vars(schedule).items():
+        if value is not None or name != "steps":
+            real(f"schedules.{type(schedule).__name__}", name, value)
 
 
 def _expect(schedule: str, name: str, value: object, holds: bool, expected: str) -> None:

@@ -75,6 +75,8 @@ def several_losses(
     """
     if not losses:
         raise DataError("Trainer: loss is empty", expected="a loss for every output: {name: loss, ...}")
+    if weights is not None and not isinstance(weights, Mapping):
+        raise TypeError(f"Trainer: loss_weights must be a dictionary of {{output: weight}}, not {weights!r}")
     for name in weights or {}:
         if name not in losses:
             raise DataError(f"Trainer: loss_weights has '{name}', loss does not", outputs=", ".join(losses))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
@@ -37,7 +37,7 @@ class Stream(Data):
         #: Items per epoch, where the source has a length.
         self._length = _length_of(source)
         #: Are the items single samples? Known when the first one was seen.
-        self._gives_samples = isinstance(source, Sequence) and len(source) > 0 and self._is_sample(source[0])
+        self._gives_samples = False
 
     def batch_count(self, size: int, least: int = 1) -> int | None:
         if self._length is None or not self._gives_samples:
@@ -94,20 +94,8 @@ class Stream(Data):
                     yield batch
 
     def _is_sample(self, item: Any) -> bool:
-        """Is an item one sample, with one axis less than a batch?"""
-        x = item[0] if isinstance(item, (tuple, list)) and item else item
-        inputs = self._feed.inputs
-        if isinstance(x, Mapping):
-            pairs = [(x[name], tensor) for name, tensor in inputs.items() if name in x]
-        elif isinstance(x, (tuple, list)) and len(inputs) == len(x):
-            pairs = list(zip(x, inputs.values(), strict=True))
-        else:
-            pairs = [(x, tensor) for tensor in inputs.values()] if len(inputs) == 1 else []
-        found = bool(pairs) and all(
-            hasattr(array, "shape") and tuple(array.shape) == tensor.descriptor.shape[1:] for array, tensor in pairs
-        )
-        self._gives_samples = found
-        return found
+        self._gives_samples = is_sample(self._feed, item)
+        return self._gives_samples
 
     def _batch(self, item: Any, number: int) -> Batch:
         who = f"{self._who}: batch {number}"
@@ -132,7 +120,7 @@ class Stream(Data):
 
 
 class Samples(Stream):
-    """A dataset that gives samples by number, as PyTorch's: put together to batches, in an order of their own."""
+    """A dataset that gives samples by number, as PyTorch's, or a list of them: batches in an order of their own."""
 
     def __init__(self, who: str, feed: Feed, source: Any, only_inputs: bool = False) -> None:
         super().__init__(who, feed, source, only_inputs)
@@ -162,11 +150,26 @@ class Samples(Stream):
                 yield batch
 
 
-def _in_batches(who: str, items: Iterable[Any], size: int, is_sample: Callable[[Any], bool]) -> Iterator[Any]:
+def is_sample(feed: Feed, item: Any) -> bool:
+    """Is an item one sample, with one axis less than a batch?"""
+    x = item[0] if isinstance(item, (tuple, list)) and item else item
+    inputs = feed.inputs
+    if isinstance(x, Mapping):
+        pairs = [(x[name], tensor) for name, tensor in inputs.items() if name in x]
+    elif isinstance(x, (tuple, list)) and len(inputs) == len(x):
+        pairs = list(zip(x, inputs.values(), strict=True))
+    else:
+        pairs = [(x, tensor) for tensor in inputs.values()] if len(inputs) == 1 else []
+    return bool(pairs) and all(
+        hasattr(array, "shape") and tuple(array.shape) == tensor.descriptor.shape[1:] for array, tensor in pairs
+    )
+
+
+def _in_batches(who: str, items: Iterable[Any], size: int, fits: Callable[[Any], bool]) -> Iterator[Any]:
     """Single samples stacked to batches of a size, the last perhaps smaller; batches pass through as they are."""
     waiting: list[Any] = []
     for item in items:
-        if not is_sample(item):
+        if not fits(item):
             if waiting:
                 raise DataError(f"{who}: single samples and batches come mixed", fix="give one or the other")
             yield item

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from mlcompute.building.choices import OptimizerName
 from mlcompute.device import Device, expect_device
-from mlcompute.errors import DataError, ExecutionError, ShapeError
+from mlcompute.errors import DataError, ExecutionError, ShapeError, warn
 from mlcompute.foreign_names import TRAINER_ATTRIBUTES, advice_for_attribute
 from mlcompute.graph import Graph
 from mlcompute.group.group import Group
@@ -25,6 +25,7 @@ from mlcompute.runtime.definition import definition_of
 from mlcompute.runtime.session import session_of
 from mlcompute.saving.names import names_of
 from mlcompute.tensor import Tensor
+from mlcompute.tensor_data import read_array
 from mlcompute.trainer.callbacks.callback import Callback, expect_callback
 from mlcompute.trainer.callbacks.monitor import expect_no_validation
 from mlcompute.trainer.class_weights import ClassWeight
@@ -60,10 +61,11 @@ class Trainer:
     loss_weights   what these losses are multiplied by, {"box": 0.1}; `trainer.loss_weights["box"] = 0.2` changes one
                    that was given, between steps
     optimizer      an Optimizer, or a name: "adam", "adamw", "sgd", "rmsprop"
-    metrics        names ("accuracy", "f1", "auc", "mae" ...), Metrics, or functions of (prediction, labels), each about
-                   all samples together. "accuracy" is about classes or, with a sigmoid loss, about every output; where
-                   the loss does not tell, say "categorical_accuracy" or "binary_accuracy". Of several outputs by
-                   name, {"digit": ["accuracy"]}: they are logged as "digit_accuracy"
+    metrics        names ("accuracy", "f1", "auc", "mae" ...) or Metrics, each about all samples together; or functions
+                   of (prediction, labels), averaged over samples or batches. "accuracy" is about classes or, with a
+                   sigmoid loss, about every output; where the loss does not tell, say "categorical_accuracy" or
+                   "binary_accuracy". Of several outputs by name, {"digit": ["accuracy"]}: they are logged as
+                   "digit_accuracy"
     outputs        tensors that `predict` returns, by name; by default the prediction of each loss
     inputs         names for the tensors that are fed; by default all that no layer computes, by their labels
     learning_rate  for an optimizer given by name
@@ -244,6 +246,8 @@ class Trainer:
         class_weight  a weight for every class, {class: weight} or in order, that multiplies the loss of its labels;
                       "balanced": as often as a class is rarer than the others. Of several losses by output, {"digit":
                       "balanced"}. Validation does not weigh
+        shuffle       arrays, lists of samples and datasets in a new order in every epoch; batches and samples of an
+                      iterable keep theirs
         shuffle_seed  determines the order of samples, together with the epoch; by default 0 in the first `fit` of a
                       trainer, 1 in the second and so on
         accumulate    how many batches are run before each update, which uses the gradient of all their samples
@@ -261,6 +265,9 @@ class Trainer:
         epochs = number_of(who, "epochs", epochs)
         accumulate = number_of(who, "accumulate", accumulate, 1)
         last_batch = checked_choice(who, last_batch)
+        for name, path in (("resume", resume), ("checkpoint", checkpoint)):
+            if not isinstance(path, (str, os.PathLike, type(None))):
+                raise TypeError(f"{who}: {name} must be the name of a file, not {path!r}")
         if last_batch == "pad":
             expect_weights(who, self.model)
         asked = Asked(who, self.model, x, y, sample_weight, class_weight)
@@ -273,8 +280,10 @@ class Trainer:
         if shuffle_seed is not None and not isinstance(shuffle_seed, (int, np.integer)):
             raise TypeError(f"{who}: shuffle_seed must be a whole number, not {shuffle_seed!r}")
         seed = (self._runs if shuffle_seed is None else int(shuffle_seed)) if shuffle else None
-        if isinstance(callbacks, Callback):
-            raise TypeError(f"{who}: callbacks must be a list, not one {type(callbacks).__name__}")
+        if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
+            one = "one " if isinstance(callbacks, Callback) else ""
+            raise TypeError(f"{who}: callbacks must be a list, not {one}{type(callbacks).__name__}")
+        callbacks = list(callbacks)
         for callback in callbacks:
             expect_callback(who, callback)
         plan = Plan(
@@ -285,7 +294,7 @@ class Trainer:
             seed=seed,
             chose_seed=shuffle and shuffle_seed is None,
             validation=None if validation is None else asked.validation(validation, epochs),
-            callbacks=list(callbacks),
+            callbacks=callbacks,
             checkpoint=None if checkpoint is None else os.fspath(checkpoint),
             last_batch=last_batch,
             steps_per_epoch=steps_per_epoch,
@@ -300,6 +309,8 @@ class Trainer:
                 f"{who}: {data.count} samples make no batch of {size}, and last_batch='drop' leaves shorter ones out",
                 fix="give more samples, or last_batch='pad'",
             )
+        if epochs and not self.parameters:
+            warn(f"{who}: no parameter is updated, so nothing is learned. graph.unfreeze(name) lets layers learn")
         if not self._at_work.acquire(blocking=False):
             raise ExecutionError(
                 f"{who}: this trainer is training already",
@@ -501,5 +512,9 @@ def _write(tensors: Sequence[Tensor], arrays: Sequence[Array]) -> None:
         given, wanted = np.shape(array), tensor.descriptor.shape
         if given != wanted:
             raise DataError(f"Trainer: an array of shape {given} for '{tensor.label}'", expected=str(wanted))
-    for tensor, array in zip(tensors, arrays, strict=True):
+    fresh = [
+        read_array(array, tensor.descriptor, f"Trainer: '{tensor.label}'")
+        for tensor, array in zip(tensors, arrays, strict=True)
+    ]
+    for tensor, array in zip(tensors, fresh, strict=True):
         tensor.data = array

@@ -101,7 +101,25 @@ def test_a_model_is_judged_by_what_was_held_out(folder: Path, capsys: pytest.Cap
     assert answer(capsys, "predict", trained["checkpoint"])["shape"] == [19, 3], "what was held out"
     own = answer(capsys, "train", "net.py", "--epochs", "1")
     assert main(["evaluate", own["checkpoint"]]) == 1
-    assert "data      digits, because no data was named" in capsys.readouterr().err
+    assert "was trained on arrays, and nothing in it says which" in capsys.readouterr().err
+    assert main(["predict", own["checkpoint"]]) == 1
+    text = call(capsys, "evaluate", own["checkpoint"], "--data", "data.npz")
+    assert text.startswith("data, 96 samples\n"), "none of them was held out from a training on other data"
+
+
+@pytest.mark.parametrize(("model", "name", "held"), [("mlp", "digits", 540), ("tabular", "iris", 45)])
+def test_data_of_the_package_is_divided_as_in_training(
+    folder: Path, capsys: pytest.CaptureFixture[str], model: str, name: str, held: int
+) -> None:
+    trained = answer(capsys, "train", model, "--data", name, "--validation", "0.3", "--epochs", "1")
+    measured = answer(capsys, "evaluate", trained["checkpoint"])
+    assert measured["samples"] in (held, held - 1)
+    assert measured["loss"] == pytest.approx(trained["val_loss"])
+    whole = answer(capsys, "evaluate", trained["checkpoint"], "--all")
+    trainer = mlc.Trainer(mlc.load(trained["checkpoint"]))
+    prepared = mlc.data.preprocessing_of(trained["checkpoint"])
+    assert prepared is not None
+    assert whole["loss"] == pytest.approx(trainer.evaluate(prepared.read(name))["loss"])
 
 
 def test_resuming_is_exact(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -389,6 +407,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["trian", "mlp"], "usage: mlcompute COMMAND", "there is no command 'trian'; did you mean train?"),
         (["xyz"], "usage: mlcompute COMMAND", "there is no command 'xyz'; --help lists them"),
         (["devices", "all"], "usage: mlcompute devices", "unrecognized arguments: all"),
+        (["sweep", "cnn", "--data", "x"], "usage: mlcompute sweep", "`mlcompute train` stand at the end: -- --data x"),
     ],
 )
 def test_wrong_usage_is_told_apart(

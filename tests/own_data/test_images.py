@@ -123,6 +123,10 @@ def test_a_folder_per_class(photos: dict[str, np.ndarray], monkeypatch: pytest.M
     later = mlc.data.images("photos")
     assert isinstance(later.x, image_folder.ImageFiles), "too much to keep: read batch by batch"
     np.testing.assert_array_equal(later.batch(np.arange(16))[0], x)
+    with pytest.raises(mlc.DataError, match=r"size is \(1, 2, 3\)"):
+        mlc.data.images("photos", size=(1, 2, 3))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="size must be a whole number, not 'small'"):
+        mlc.data.images("photos", size="small")  # type: ignore[arg-type]
     small = mlc.data.images("photos", size=(4, 4), grey=True)
     assert small.shape == (1, 4, 4)
     Path("photos").rename("train")
@@ -231,6 +235,10 @@ def test_changes_of_images() -> None:
     np.testing.assert_array_equal(flipped, x[..., ::-1])
     with pytest.raises(mlc.DataError, match="crop is -1"):
         mlc.data.Augment(crop=-1)
+    with pytest.raises(TypeError, match="Augment: rotate must be a number, not 'much'"):
+        mlc.data.Augment(rotate="much")  # type: ignore[arg-type]
+    with pytest.raises(mlc.DataError, match="crop is 8, which moves images of 8 x 8 pixels out of sight"):
+        mlc.data.digits().augmented(crop=8)
 
 
 def test_the_digits_are_those_of_scikit_learn() -> None:

@@ -77,6 +77,10 @@ TABLES = [
      ["'y' is 2.5 for every sample"]),
     ("names.csv", "a,y\n" + "".join(f"{k * 0.5},person{k}\n" for k in range(99)), ["tabular", "--target", "y"],
      ["'y' has 99 classes in 99 samples", "another target"]),
+    ("infinite.csv", "a,y\n" + "".join(f"{k * 0.7},{k * 0.5}\n" for k in range(9)) + "1,inf\n", ["tabular"],
+     ["line 11: the target 'y' is infinite"]),
+    ("money.csv", "a,y\n" + "".join(f"{k * 0.7},${k}.50\n" for k in range(30)), ["tabular"],
+     ["'y' has 30 classes in 30 samples"]),
     ("useless.csv", "id,y\n" + "".join(f"{k},{'ab'[k % 2]}\n" for k in range(30)), ["tabular", "--target", "y"],
      ["no column but 'y' can be learned from", "it only counts the samples"]),
     ("latin.csv", "größe,y\n1,2\n".encode("latin-1"), ["tabular", "--target", "y"],
@@ -285,3 +289,22 @@ def test_python(call: Callable[[], object], says: str) -> None:
     with pytest.raises((mlc.Error, TypeError)) as error:
         call()
     assert says in str(error.value), error.value
+
+
+def test_arguments_of_another_type_are_refused_by_name() -> None:
+    columns: Any = {"a": np.arange(40) ** 2, "y": np.arange(40) % 3}
+    for given, message in (
+        ({"seed": "first"}, "seed must be a whole number, not 'first'"),
+        ({"validation": None}, "table: validation must be a number, not None"),
+        ({"kinds": ["a"]}, "table: kinds must be a dictionary"),
+        ({"window": 2.5}, "table: window must be a whole number, not 2.5"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            mlc.data.table(columns, "y", **given)
+    with pytest.raises(mlc.DataError, match="seed is -1"):
+        mlc.data.digits(seed=-1)
+    with pytest.raises(TypeError, match=r"length must be a whole number, not 2\.5"):
+        mlc.data.sums(length=2.5)  # type: ignore[arg-type]
+    for mixed, types in (([1, "b"], "number, text"), (["a", None], "NoneType, text")):
+        with pytest.raises(mlc.DataError, match=f"y has values of different types: {types}"):
+            mlc.data.arrays(np.ones((2, 3)), np.array(mixed, object))

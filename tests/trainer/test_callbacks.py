@@ -106,6 +106,10 @@ def test_schedulers(model: mlc.Trainer) -> None:
     fit(model, mlc.callbacks.LearningRateScheduler(mlc.schedules.Cosine(steps=10)), See(), epochs=2)
     assert seen == pytest.approx([0.005 * (1 + np.cos(np.pi * step / 10)) for step in range(10)])
     model.learning_rate = 0.01
+    keras = mlc.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))
+    assert fit(model, keras, epochs=2)["learning_rate"] == [0.1, 0.05]
+    with pytest.raises(TypeError, match="LearningRateScheduler: the rate must be a number, not None"):
+        fit(model, mlc.callbacks.LearningRateScheduler(lambda epoch: None))  # type: ignore[arg-type,return-value]
     with pytest.raises(TypeError, match="needs a Schedule or a function, not float"):
         mlc.callbacks.LearningRateScheduler(0.1)  # type: ignore[arg-type]
 
@@ -384,3 +388,34 @@ def test_curves_are_bounded() -> None:
     assert curve.values == [step / 10 for step in curve.steps]
     assert Curve.from_state(curve.state()) == curve
     assert Curve() != curve
+
+
+def test_arguments_of_another_type_are_refused_by_name(model: mlc.Trainer, tmp_path: Path) -> None:
+    class Words(mlc.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any) -> None:
+            logs["state"] = "good"
+
+    some: Any = mlc.callbacks
+    with pytest.raises(TypeError, match="EarlyStopping: monitor must be the name of a number in the logs, not 3"):
+        some.EarlyStopping(3)
+    with pytest.raises(mlc.DataError, match="EarlyStopping: min_delta is nan"):
+        some.EarlyStopping(min_delta=float("nan"))
+    with pytest.raises(TypeError, match="ModelCheckpoint: filepath must be the name of a file, not 3"):
+        some.ModelCheckpoint(3)
+    with pytest.raises(mlc.DataError, match="is a folder\n  fix  name a file in it: "):
+        fit(model, some.ModelCheckpoint(tmp_path))
+    with pytest.raises(TypeError, match="'save_weights_only': leave it out"):
+        some.ModelCheckpoint(tmp_path / "best", save_weights_only=True)
+    with pytest.raises(TypeError, match="'verbose': leave it out"):
+        some.EarlyStopping(verbose=1)
+    with pytest.raises(TypeError, match=r"Trainer\.fit: the logs: 'state' must be a number, not 'good'"):
+        fit(model, Words())
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"callbacks": None}, "callbacks must be a list, not NoneType"),
+        ({"checkpoint": 5}, "checkpoint must be the name of a file, not 5"),
+        ({"resume": 5}, "resume must be the name of a file, not 5"),
+        ({"validation_split": "some"}, "validation_split must be a number, not 'some'"),
+    ]
+    for given, message in wrong:
+        with pytest.raises(TypeError, match=f"Trainer.fit: {message}"):
+            model.fit(*points(), **given)

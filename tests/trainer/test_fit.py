@@ -338,6 +338,8 @@ def test_trainers_that_cannot_be_made() -> None:
     for arguments, error, message in (
         ({}, mlc.DataError, r"(?s)loss is None.*softmax_cross_entropy"),
         ({"loss": "mean"}, mlc.DataError, "loss is 'mean'"),
+        ({"loss": ["mse", "mse"]}, mlc.DataError, r"of several outputs: \{output: loss, \.\.\.\}"),
+        ({"loss": {"scores": "mse"}, "loss_weights": [1.0]}, TypeError, "loss_weights must be a dictionary"),
         ({"loss": "mse", "optimizer": "adams"}, mlc.DataError, r"(?s)optimizer is 'adams'.*adamw"),
         ({"loss": "mse", "metrics": ["kappa"]}, mlc.DataError, "no metric named 'kappa'"),
         ({"loss": "mse", "metrics": "accuracy"}, TypeError, "metrics must be a list"),
@@ -452,3 +454,21 @@ def test_arrays_for_other_parameters_are_refused_before_any_is_written() -> None
     with pytest.raises(mlc.DataError, match=r"(?s)array of shape \(1, 3\) for 'head\.biases'.*\(3,\)"):
         model.set_parameters([np.zeros_like(array) for array in before[:-1]] + [np.zeros((1, 3))])
     assert_same(model.copy_parameters(), before)
+
+
+def test_weights_of_another_type_change_none() -> None:
+    model = trainer()
+    before = model.copy_weights()
+    with pytest.raises(mlc.DataError, match="data of type <U"):
+        model.set_weights([*(array + 1 for array in before[:-1]), np.full(before[-1].shape, "a")])
+    for one, other in zip(before, model.copy_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("odd", "shown"), [(np.nan, "nan"), (0.5, "0.5")])
+def test_labels_that_are_no_whole_numbers_are_not_to_be_cut(odd: float, shown: str) -> None:
+    x, y = points(40)
+    labels = y.astype(np.float64)
+    labels[3] = odd
+    with pytest.raises(mlc.DataError, match=f"must be whole numbers, and one is {shown}"):
+        trainer().fit(x, labels, verbose=0)

@@ -99,6 +99,18 @@ def test_class_weights_of_steps_and_of_yes_and_no() -> None:
     assert history["loss"][0] == pytest.approx((each * torch.tensor(1 + 4 * t)).mean().item(), rel=1e-5)
 
 
+def test_a_sample_without_a_class_weighs_1() -> None:
+    graph = mlc.Graph()
+    graph.dense(graph.input((16, 4), "x"), 3)
+    model = mlc.Trainer(graph, loss="sigmoid_cross_entropy")
+    y = np.where(np.arange(16)[:, None] % 2, np.eye(3, dtype=np.float32)[Y[:16]], 0)
+    logits = torch.tensor(model.predict(X[:16]))
+    history = model.fit(X[:16], y, class_weight=[5.0, 4.0, 3.0], verbose=0)
+    each = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(y), reduction="none").mean(1)
+    weights = np.where(np.arange(16) % 2, np.float32([5, 4, 3])[Y[:16]], 1)
+    assert history["loss"][0] == pytest.approx((each.numpy() * weights).mean(), rel=1e-5)
+
+
 def test_class_weights_that_cannot_be() -> None:
     for weights, message in (
         ({3: 1.0}, "names the class 3, the graph has 3 classes"),
@@ -109,6 +121,13 @@ def test_class_weights_that_cannot_be() -> None:
     ):
         with pytest.raises(mlc.DataError, match=message):
             trainer().fit(X, Y, class_weight=weights)
+    numbers, answers = mlc.Graph(), mlc.Graph()
+    numbers.dense(numbers.input((16, 4), "x"), 1)
+    with pytest.raises(mlc.DataError, match="class_weight is for classes, 'labels' has "):
+        mlc.Trainer(numbers, loss="mse").fit(X, X[:, 0], class_weight="balanced")
+    answers.dense(answers.input((16, 4), "x"), 3)
+    with pytest.raises(mlc.DataError, match=r"a sample of 'labels' has [23] classes, not one"):
+        mlc.Trainer(answers, loss="sigmoid_cross_entropy").fit(X, X[:, :3] > 0, class_weight={1: 2.0})
     with pytest.raises(mlc.DataError, match="labels that can be counted"):
         trainer().fit([(X[:16], Y[:16])], class_weight="balanced")
 
@@ -158,7 +177,11 @@ def test_datasets_of_samples() -> None:
     assert trainer().fit(Pairs(), epochs=2, verbose=0) == expected
     in_order = trainer().fit(X, Y, epochs=2, shuffle=False, verbose=0)
     assert trainer().fit(Streamed(), epochs=2, verbose=0) == in_order
-    assert trainer().fit(list(zip(X, Y, strict=True)), epochs=2, verbose=0) == in_order
+    listed = list(zip(X, Y, strict=True))
+    assert trainer().fit(listed, epochs=2, verbose=0) == expected, "a list of samples is shuffled like a dataset"
+    assert trainer().fit(listed, epochs=2, shuffle=False, verbose=0) == in_order
+    model = trainer()
+    np.testing.assert_array_equal(model.predict(listed), model.predict(X))
     eights = trainer().fit(X, Y, batch_size=8, shuffle=False, verbose=0)
     assert trainer().fit(Streamed(), batch_size=8, verbose=0) == eights
     assert trainer().fit(zip(X, Y, strict=True), batch_size=8, verbose=0) == eights
@@ -166,6 +189,19 @@ def test_datasets_of_samples() -> None:
     assert trainer().fit(loader, epochs=2, verbose=0) == in_order
     with pytest.raises(mlc.DataError, match="comes in batches"):
         trainer().fit([(X[:16], Y[:16])], batch_size=8)
+
+
+def test_lists_of_samples_and_batches_with_several_inputs() -> None:
+    mlc.Platform.set_rng_seed_to(0)
+    graph = mlc.Graph()
+    sources = [graph.input((16, 1), "a"), graph.input((16, 3), "b")]
+    graph.dense(graph.concatenate(sources, dimension=1), 3)
+    model = mlc.Trainer(graph, loss="softmax_cross_entropy")
+    inputs = (X[:, :1], X[:, 1:])
+    expected = model.predict(inputs)
+    np.testing.assert_array_equal(model.predict([(pair, y) for *pair, y in zip(*inputs, Y, strict=True)]), expected)
+    batches = [((X[i : i + 16, :1], X[i : i + 16, 1:]), Y[i : i + 16]) for i in range(0, 70, 16)]
+    np.testing.assert_array_equal(model.predict(batches), expected)
 
 
 def test_dicts_of_everything() -> None:

@@ -59,6 +59,25 @@ def test_errors() -> None:
     assert counted(mlc.metrics.MeanSquaredError(), prediction, labels) == pytest.approx(squared)
 
 
+def test_functions_that_want_the_labels_first_are_refused() -> None:
+    def spread(y_true: Any, y_pred: Any) -> Any:
+        return abs(y_true - y_pred).mean()
+
+    graph = mlc.Graph()
+    graph.dense(graph.input((4, 2), "x"), 1)
+    with pytest.raises(mlc.DataError, match=r"metrics: spread takes \(y_true, y_pred\), and would be called with"):
+        mlc.Trainer(graph, loss="mse", metrics=[spread])
+    with pytest.raises(mlc.DataError, match=r"loss: <lambda> takes \(target, y\)"):
+        mlc.Trainer(graph, loss=lambda target, y: (y - target) ** 2)
+    assert mlc.Trainer(graph, loss="mse", metrics=[lambda y, t: spread(t, y)]).metrics[0].name == "<lambda>"
+
+
+def test_what_is_no_number_is_refused() -> None:
+    for nothing in (None, "high"):
+        with pytest.raises(TypeError, match="metric '<lambda>': must give a number, or one per sample, not"):
+            metrics_from([lambda y, t, nothing=nothing: nothing])[0].update(np.zeros((4, 1)), np.zeros((4, 1)))
+
+
 def test_functions_of_ones_own() -> None:
     def largest(prediction: Any, labels: Any) -> Any:
         return np.abs(prediction - labels).max(axis=1)

@@ -355,6 +355,21 @@ def test_a_sigmoid_before_a_loss_that_has_its_own_is_warned_about(device: mlc.De
         tagger(device, "sigmoid_cross_entropy", "sigmoid")
 
 
+@pytest.mark.parametrize(("loss", "function"), [("categorical_cross_entropy", "softmax"), ("log", "sigmoid")])
+def test_probabilities_that_are_any_numbers_are_warned_about(loss: str, function: str, device: mlc.Device) -> None:
+    with pytest.warns(UserWarning, match=f"numbers of any size. Add a {function} layer, or use a {function} cross"):
+        tagger(device, loss, None)
+
+
+def test_training_nothing_is_warned_about(device: mlc.Device) -> None:
+    graph = mlc.Graph()
+    graph.dense(graph.input((16, 4), "x"), 3)
+    graph.freeze("*")
+    frozen = mlc.Trainer(graph, loss="softmax_cross_entropy", device=device)
+    with pytest.warns(UserWarning, match="no parameter is updated, so nothing is learned"):
+        frozen.fit(X, Y, verbose=0)
+
+
 def test_a_graph_that_grows_behind_the_trainer_is_refused(device: mlc.Device) -> None:
     graph = mlc.Graph()
     scores = graph.dense(graph.input((16, 4), "x"), 3)

@@ -61,3 +61,12 @@ def test_data_without_a_length() -> None:
         with pytest.raises(mlc.DataError, match="this data does not tell"):
             schedule.rate(0, 0.1, unknown)
     assert mlc.schedules.Cosine(steps=10).rate(0, 0.1, unknown) == 0.1
+
+
+@pytest.mark.parametrize("name", ["Step", "Cosine", "OneCycle"])
+def test_what_is_no_number_is_refused_by_name(name: str) -> None:
+    make: Any = getattr(mlc.schedules, name)
+    with pytest.raises(TypeError, match=rf"schedules\.{name}: \w+ must be a number, not 'fast'"):
+        make("fast")
+    with pytest.raises(TypeError, match="ExponentialMovingAverage: decay must be a number"):
+        mlc.callbacks.ExponentialMovingAverage("slow")  # type: ignore[arg-type]

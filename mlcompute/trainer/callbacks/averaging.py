@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mlcompute.errors import DataError
+from mlcompute.layers.arguments import real
 from mlcompute.trainer.callbacks.callback import Callback, Logs
 
 
@@ -25,7 +26,7 @@ class ExponentialMovingAverage(Callback):
     runs_on_every_process: ClassVar[bool] = True
 
     def __init__(self, decay: float = 0.999, *, validates: bool = True, applies: bool = True) -> None:
-        if not 0 <= decay < 1:
+        if not 0 <= real("ExponentialMovingAverage", "decay", decay) < 1:
             raise DataError(f"ExponentialMovingAverage: decay is {decay}", expected="0 <= decay < 1")
         self.decay, self.validates, self.applies = decay, validates, applies
         self.averages: list[Any] = []

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from mlcompute.errors import DataError
-from mlcompute.layers.arguments import number_of
+from mlcompute.layers.arguments import between, number_of
 from mlcompute.trainer.callbacks.callback import Callback, Logs
 from mlcompute.trainer.rates import rates_of, set_rates
 
@@ -33,7 +33,9 @@ class Monitor(Callback):
     def __init__(self, monitor: str = "val_loss", mode: Mode = "auto", min_delta: float = 0.0) -> None:
         if mode not in ("auto", "min", "max"):
             raise DataError(f"{type(self).__name__}: mode is {mode!r}", expected="auto, min or max")
-        self.monitor, self.min_delta = monitor, abs(min_delta)
+        if not isinstance(monitor, str):
+            raise TypeError(f"{type(self).__name__}: monitor must be the name of a number in the logs, not {monitor!r}")
+        self.monitor, self.min_delta = monitor, abs(between(type(self).__name__, "min_delta", min_delta))
         rises = mode == "max" or (mode == "auto" and self._is_to_rise())
         self._better = operator.gt if rises else operator.lt
         self._sign = 1.0 if rises else -1.0
@@ -238,13 +240,20 @@ class ModelCheckpoint(Monitor):
             raise DataError(f"ModelCheckpoint: save_freq is {save_freq!r}", expected='"epoch" or a number of steps')
         if save_best_only and save_freq != "epoch":
             raise DataError("ModelCheckpoint: what is best is known after an epoch only", fix="leave save_freq out")
-        self.filepath, self.save_best_only, self.save_freq = str(filepath), save_best_only, save_freq
+        if not isinstance(filepath, (str, os.PathLike)):
+            raise TypeError(f"ModelCheckpoint: filepath must be the name of a file, not {filepath!r}")
+        self.filepath, self.save_best_only, self.save_freq = os.fspath(filepath), save_best_only, save_freq
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
         folder = os.path.dirname(self.filepath)
         if folder and "{" not in folder and not os.path.isdir(folder):
             raise DataError(f"ModelCheckpoint: there is no folder {folder}", fix="make it before training")
+        if os.path.isdir(self.filepath):
+            raise DataError(
+                f"ModelCheckpoint: {self.filepath} is a folder",
+                fix=f"name a file in it: {os.path.join(self.filepath, 'last.safetensors')!r}",
+            )
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
         # The step before this one is over, and the callbacks have seen it: its state is what is saved.

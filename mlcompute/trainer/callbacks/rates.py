@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from mlcompute.errors import DataError
+from mlcompute.layers.arguments import real, takes_two
 from mlcompute.trainer.callbacks.callback import Callback, Logs
 from mlcompute.trainer.rates import Rates, rates_of, set_rates
 from mlcompute.trainer.schedules import Schedule
 
 
 class LearningRateScheduler(Callback):
-    """Set the learning rate by a schedule, step by step, or by a function of (epoch, rate), epoch by epoch.
+    """Set the learning rate by a schedule, step by step, or by a function of (epoch, rate), or of the epoch alone.
 
-    Parameter groups with a learning rate of their own, and no schedule, follow it from that rate.
+    A function is called when an epoch begins. Parameter groups with a learning rate of their own, and no schedule,
+    follow it from that rate; a function of the epoch alone gives all the same rate.
 
     >>> import mlcompute as mlc
     >>> cosine = mlc.callbacks.LearningRateScheduler(mlc.schedules.Cosine(final=1e-5, warmup=100))
@@ -23,10 +25,11 @@ class LearningRateScheduler(Callback):
 
     runs_on_every_process: ClassVar[bool] = True
 
-    def __init__(self, schedule: Schedule | Callable[[int, float], float]) -> None:
+    def __init__(self, schedule: Schedule | Callable[[int, float], float] | Callable[[int], float]) -> None:
         if not isinstance(schedule, Schedule) and not callable(schedule):
             raise TypeError(f"LearningRateScheduler: needs a Schedule or a function, not {type(schedule).__name__}")
         self.schedule = schedule
+        self._takes_rate = isinstance(schedule, Schedule) or takes_two(schedule)
         self._start: Rates = [0.0]
 
     def on_train_begin(self, logs: Logs) -> None:
@@ -34,9 +37,13 @@ class LearningRateScheduler(Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         if not isinstance(self.schedule, Schedule):
-            function = self.schedule
             now = rates_of(self.trainer.optimizer)
-            self._set([None if rate is None else float(function(epoch, rate)) for rate in now], f"epoch {epoch}")
+            self._set([None if rate is None else self._called(epoch, rate) for rate in now], f"epoch {epoch}")
+
+    def _called(self, epoch: int, rate: float) -> float:
+        """What the function gives."""
+        function: Callable[..., Any] = self.schedule  # type: ignore[assignment]
+        return real("LearningRateScheduler", "the rate", function(epoch, rate) if self._takes_rate else function(epoch))
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
         if isinstance(self.schedule, Schedule):

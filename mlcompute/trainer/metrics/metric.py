@@ -9,7 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from mlcompute.errors import DataError
+from mlcompute.foreign_names import expect_prediction_first
 from mlcompute.layers.arguments import class_axis_of
+from mlcompute.ops.bfloat16 import is_numeric
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -69,6 +71,8 @@ class Metric:
         """Count a batch. Both have samples on axis 0; labels are dense, or integer class labels."""
         found, rows = self.values(prediction, labels), len(prediction)
         values, weights = (np.asarray(part) for part in (found if isinstance(found, tuple) else (found, np.ones(()))))
+        if not (is_numeric(values.dtype) and is_numeric(weights.dtype)):
+            raise TypeError(f"metric '{self.name}': must give a number, or one per sample, not {found!r}")
         if values.ndim > 1 or (values.ndim == 1 and len(values) != rows):
             raise DataError(
                 f"metric '{self.name}': values of shape {values.shape} for {rows} samples",
@@ -109,6 +113,7 @@ class Mean(Metric):
     """The mean of a function of (prediction, labels): one number per sample, or one for the whole batch."""
 
     def __init__(self, function: Callable[[Array, Array], Any], name: str = "") -> None:
+        expect_prediction_first("Trainer: metrics", function)
         super().__init__(name or getattr(function, "__name__", "metric"))
         self.function = function
 
