@@ -128,6 +128,14 @@ def _compare(kind: Any, self: Tensor, other: Tensor | float | Array) -> Tensor:
     return expressions.compare(kind, self, other)
 
 
+def _equality(kind: Any, self: Tensor, other: Tensor | float | Array) -> Tensor:
+    """Called by name, so there is no other operand that Python could ask."""
+    found = expressions.compare(kind, self, other)
+    if not isinstance(found, type(self)):
+        raise TypeError(f"Tensor.{kind}: needs a Tensor, a number or an array, not {type(other).__name__}")
+    return found
+
+
 def _logical(sign: str, self: Tensor, other: Tensor | Array) -> Tensor:
     return expressions.logical(_SIGNS[sign], sign, self, other)
 
@@ -139,11 +147,11 @@ less_or_equal = named(_compare, "less_or_equal", "BOOLEAN: x <= y.")
 greater = named(_compare, "greater", "BOOLEAN: x > y.")
 greater_or_equal = named(_compare, "greater_or_equal", "BOOLEAN: x >= y.")
 equal = named(
-    _compare,
+    _equality,
     "equal",
     "BOOLEAN: is x = y? (`x == y` asks whether both are the same tensor: tensors are keys of dictionaries.)",
 )
-not_equal = named(_compare, "not_equal", "BOOLEAN: is x unlike y?")
+not_equal = named(_equality, "not_equal", "BOOLEAN: is x unlike y?")
 logical_and = named(_logical, "&", "BOOLEAN: are both true?", "logical_and")
 logical_or = named(_logical, "|", "BOOLEAN: is one of them true?", "logical_or")
 logical_xor = named(_logical, "^", "BOOLEAN: is exactly one of them true?", "logical_xor")

@@ -379,3 +379,18 @@ def test_types_that_meet_become_the_wider_one() -> None:
     with pytest.raises(mlc.ShapeError):
         x[:2] * mask[:3]
     assert graph.node_count == before + 2
+
+
+def test_what_is_no_operand_is_refused_by_name() -> None:
+    graph = mlc.Graph()
+    x = graph.input((2, 3), "x")
+    for other in ("a", [1, 2, 3], None, True):
+        with pytest.raises(TypeError, match=r"Tensor\.equal: needs a Tensor, a number or an array, not "):
+            x.equal(other)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"Tensor\.not_equal: needs a Tensor"):
+            x.not_equal(other)  # type: ignore[arg-type]
+    assert (x == "a") is False
+    for join in (mlc.concatenate, mlc.stack):
+        with pytest.raises(TypeError, match=rf"{join.__name__}: needs a list of Tensors, not one Tensor"):
+            join(x, 0)  # type: ignore[arg-type]
+    assert graph.nodes == []

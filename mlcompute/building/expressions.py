@@ -8,7 +8,7 @@ tensors belong to.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -71,6 +71,12 @@ def _tensor(who: str, x: object) -> Tensor:
     if not isinstance(x, Tensor):
         raise TypeError(f"{who}: needs a Tensor, not {type(x).__name__}")
     return x
+
+
+def _tensors(who: str, given: Sequence[Tensor]) -> list[Tensor]:
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{who}: needs a list of Tensors, not one {type(given).__name__}")
+    return [_tensor(who, tensor) for tensor in given]
 
 
 # Element by element ---------------------------------------------------------------------------------------------------
@@ -313,7 +319,7 @@ def split(x: Tensor, axis: int, *, lengths: Sequence[int] | None = None, count: 
 @answers_foreign_keywords
 def concatenate(tensors: Sequence[Tensor], axis: int) -> Tensor:
     """Tensors one after another along an axis, where their extents add up; all others are equal."""
-    listed = [_tensor("concatenate", tensor) for tensor in tensors]
+    listed = _tensors("concatenate", tensors)
     return build(graph_of("concatenate", *listed), ConcatenationLayer(axis), listed, "", "concatenate")
 
 
@@ -327,7 +333,7 @@ def stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
     >>> mlc.stack([x, 2 * x, 3 * x], axis=1).descriptor.shape
     (2, 3, 3)
     """
-    listed = [_tensor("stack", tensor) for tensor in tensors]
+    listed = _tensors("stack", tensors)
     if not listed:
         raise ShapeError("stack: there are no tensors")
     rank = len(listed[0].shape)

@@ -84,7 +84,8 @@ def lstm(
 ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
     """A long short-term memory.   x (n, length, features)   ->   (n, length, directions * hidden)
 
-    returns_sequences  False: the output after the last step only, (n, directions * hidden)
+    returns_sequences  False: where each direction ends only, (n, directions * hidden): forward after the last step,
+                       backward after the first
     returns_states     True: y, (h, c), with the last hidden and cell states, each (layers, directions, n, hidden)
     lengths      INT32 (n,): how much of each sequence counts; the last step is then the last that counts
     states       (h0, c0), each (layers, directions, n, hidden), to start from
@@ -162,7 +163,8 @@ def gru(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A gated recurrent unit.   x (n, length, features)   ->   (n, length, directions * hidden)
 
-    returns_sequences  False: the output after the last step only, (n, directions * hidden)
+    returns_sequences  False: where each direction ends only, (n, directions * hidden): forward after the last step,
+                       backward after the first
     returns_states     True: y, h, with the last hidden state (layers, directions, n, hidden)
     lengths      INT32 (n,): how much of each sequence counts; the last step is then the last that counts
     state        h0 (layers, directions, n, hidden), to start from

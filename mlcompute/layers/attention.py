@@ -270,6 +270,7 @@ class MultiheadAttentionLayer(ParameterLists):
                 len(source.shape) == 3 and source.shape[2] == d.model_dimension,
                 f"the {name} must be (batch, length, {d.model_dimension}), not {source.shape}",
                 expected=f"model_dimension is {d.model_dimension}, also for keys and values",
+                fix=f"project what has other features first: graph.dense(x, {d.model_dimension})",
             )
         n, rows, _ = query.shape
         keys = (n, sources[1].shape[1])
@@ -403,7 +404,7 @@ class MultiheadAttentionLayer(ParameterLists):
         if "attention_biases" in self._lists:
             appended.append([run.read(parameter.tensor) for parameter in self._lists["attention_biases"]])
         if d.adds_zero_attention:
-            appended.append([ops.full(k, (d.key_dimension,), 0.0), ops.full(v, (d.value_dimension,), 0.0)])
+            appended.append([ops.full(x, (width,), 0.0) for x, width in zip((k, v), d.key_value_widths, strict=True)])
         for key_row, value_row in appended:
             k, v = _with_row(k, key_row), _with_row(v, value_row)
         if mask is not None and appended:

@@ -26,7 +26,7 @@ class GRUDescriptor(RecurrentDescriptor):
     """Sizes and options of a GRU layer. Immutable.
 
     layer_count        how many layers are stacked; each reads the outputs of the one below
-    returns_sequences  True: the output at every time; False: only the last
+    returns_sequences  True: the output at every time; False: only that where each direction ends
     returns_states     is the last hidden state a result too?
     dropout            rate at which outputs between stacked layers are dropped in training, 0 <= dropout < 1
     """

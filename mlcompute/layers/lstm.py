@@ -28,7 +28,7 @@ class LSTMDescriptor(RecurrentDescriptor):
 
     layer_count        how many layers are stacked; each reads the outputs of the one below
     batch_first        only True: sources are (batch, time, features)
-    returns_sequences  True: the output at every time; False: only the last
+    returns_sequences  True: the output at every time; False: only that where each direction ends
     dropout            rate at which outputs between stacked layers are dropped in training, 0 <= dropout < 1
     result_mode        OUTPUT, or OUTPUT_AND_STATES for the last hidden and cell states too
     """

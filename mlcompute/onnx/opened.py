@@ -81,31 +81,30 @@ def _written(
     if axes:
         *others, last = axes
         found = []
-        # Compared with two sizes: by one alone, what is rounded (half of an odd extent) may seem to stay the same.
-        for extent in (last.extent + 1, 2 * last.extent):
+        for extent in _compared(last.extent):
             out, mine = _written(graph, request, others, with_batch, more, batch)
             there, theirs = _written(graph, request, others, with_batch, [*more, (last, extent)], batch)
             name = next(given for given, tensor in out.inputs.items() if tensor is last.places[0][0])
             sizes = Sizes(last.extent, extent, last.symbol)
             found.append(_opened(out, there, sizes, (name, last.places[0][1], 1), mine, theirs))
-        (one, extents), (other, _) = found
-        if [node.SerializeToString() for node in one.writer.nodes] != [
-            node.SerializeToString() for node in other.writer.nodes
-        ]:
-            raise StaticError("an extent is no multiple of it")
-        return one, extents
+        return _agreed(found, "it")
     if with_batch and not batch:
         size = request.batch_size
         if size > 1 and any(array.shape[:1] == (size,) for array in request.constants.values()):
             raise StaticError("a tensor of the graph has numbers for each sample")
-        out, mine = _written(graph, request, [], False, more)
-        scaled = [(given, 0, rows) for given, rows in zip(out.inputs, request.inputs.values(), strict=True) if rows]
-        if not scaled:
-            raise StaticError("no input has an axis of samples")
-        there, theirs = _written(graph, request, [], False, more, size + 1)
-        if size > 1:  # rows picked by their numbers are there in a larger batch, but not in a smaller one
-            _written(graph, request, [], False, more, size - 1)
-        return _opened(out, there, Sizes(size, size + 1), scaled[0], mine, theirs)
+        found = []
+        for count in _compared(size):
+            out, mine = _written(graph, request, [], False, more)
+            scaled = [(given, 0, rows) for given, rows in zip(out.inputs, request.inputs.values(), strict=True) if rows]
+            if not scaled:
+                raise StaticError("no input has an axis of samples")
+            there, theirs = _written(graph, request, [], False, more, count)
+            found.append(_opened(out, there, Sizes(size, count), scaled[0], mine, theirs))
+        if size > 1:  # rows picked by their numbers are there in a larger batch, but not in the smallest
+            _, theirs = _written(graph, request, [], False, more, 1)
+            for name in mine:
+                Sizes(size, 1).extents(mine[name], theirs[name])
+        return _agreed(found, "the batch")
     shapes: dict[Tensor, list[int]] = {}
     for axis, extent in more:
         for tensor, number in axis.places:
@@ -119,6 +118,20 @@ def _written(
             raise
         raise StaticError(f"for another batch: {error.message}" if batch else f"other sizes: {error.message}") from None
     return writer, {given: list(border[0]) for part in writer.borders() for given, border in part.items()}
+
+
+def _compared(size: int) -> tuple[int, int]:
+    """Two sizes to compare with: by one alone, what is rounded (half of an odd extent) may seem to stay the same."""
+    return size + 1, 2 * size + 1
+
+
+def _agreed(found: Sequence[tuple[GraphWriter, Extents]], what: str) -> tuple[GraphWriter, Extents]:
+    """The model that comparisons with two sizes led to."""
+    (one, extents), (other, _) = found
+    first, second = ([node.SerializeToString() for node in out.writer.nodes] for out in (one, other))
+    if first != second:
+        raise StaticError(f"an extent is no multiple of {what}")
+    return one, extents
 
 
 def _opened(

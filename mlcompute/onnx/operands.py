@@ -288,7 +288,9 @@ def folded(
     def source(operand: Source) -> Value:
         return _no_source(operand) if shape_now is None else trace.value(shape_now(operand), operand.dtype)
 
-    scope = Scope(trace, source, lambda weight: trace.given(_numbers(weight)), exact=True, shape_now=shape_now)
+    # What weights have a part in is carried, as they are: a cast of one to double is the weight itself.
+    exact = not use.weights
+    scope = Scope(trace, source, lambda weight: trace.given(_numbers(weight)), exact=exact, shape_now=shape_now)
     scope.known_arrays = {} if known is None else known
     answers = use.describe(scope)
     arrays: dict[Value, Array] = dict(trace.constants)

@@ -46,6 +46,9 @@ def oracle(model: int, heads: int, **options: Any) -> Callable[..., Any]:
             allowed = allowed.tril()
         for mask in sources[3:]:
             allowed = allowed & ~(mask if mask.dim() == 4 else mask[:, None, None])
+        if d.adds_zero_attention:  # one more key and value that every query may see
+            k, v = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+            allowed = torch.nn.functional.pad(allowed, (0, 1), value=True)
         shared = heads // d.key_value_head_count
         k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
         y = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=allowed.expand(n, heads, rows, -1))
@@ -76,6 +79,8 @@ CASES = [
     case("grouped, other widths", same(2, 3, 6), 6, 2, key_value_head_count=1, key_dimension=8, value_dimension=4),
     case("grouped, a mask per head", [*same(2, 4, 8), PER_HEAD], 8, 4, key_value_head_count=2),
     case("grouped, causal, key mask", [*same(2, 4, 8), KEY_MASK], 8, 4, key_value_head_count=2, is_causal=True),
+    case("grouped, other widths, zero attention, key mask", [*same(2, 4, 6), KEY_MASK], 6, 2, key_value_head_count=1,
+         key_dimension=8, value_dimension=4, adds_zero_attention=True),
     case("rotary", same(2, 5, 8), 8, 2, rotary_base=10000.0),
     case("rotary neighbours, grouped, causal", same(2, 5, 8), 8, 4, rotary_base=100.0, is_rotary_interleaved=True,
          key_value_head_count=2, is_causal=True),

@@ -111,6 +111,7 @@ CASES = [
             pool(f"{kind.name} batch of one, same", kind, (1, 3, 5, 4), (2, 2)),
             pool(f"{kind.name} kernel of one", kind, (2, 2, 3, 4), (1, 1)),
             pool(f"{kind.name} one pixel under a 3x3 kernel", kind, (3, 2, 1, 1), (3, 3)),
+            pool(f"{kind.name} narrower than the gaps of the kernel", kind, (3, 2, 1, 2), (3, 3), (1, 1), (2, 3)),
             pool(f"{kind.name} same with strides", kind, (2, 3, 7, 8), (3, 3), (2, 3)),
             pool(f"{kind.name} same, strides larger than the kernel", kind, (2, 1, 7, 8), (2, 1), (3, 4)),
             pool(f"{kind.name} valid", kind, (2, 2, 7, 5), (3, 2), (2, 1), policy=VALID),

@@ -482,6 +482,46 @@ def test_samples_that_are_picked_by_number_do_not_make_any_batch() -> None:
     assert model.metadata_props[0].value == "any"
 
 
+def _written(graph: mlc.Graph, x: mlc.Tensor, *results: mlc.Tensor) -> onnx.ModelProto:
+    run = mlc.InferenceGraph([graph])
+    run.add_inputs({"x": x})
+    run.add_outputs({f"y{number}": y for number, y in enumerate(results)})
+    run.compile(device=mlc.Device.cpu())
+    return mlc.onnx.to_model(run)
+
+
+def test_remainders_of_weights_alone_are_read_again() -> None:
+    """They are written in double, in which weights are not carried."""
+    graph = mlc.Graph()
+    x, scale = graph.input((2, 3), "x"), graph.parameter((3,), -2.5, name="scale")
+    model = _written(graph, x, x * scale, scale % 2, scale // 2)
+    again = mlc.onnx.load(model, batch=2)
+    np.testing.assert_array_equal(again.known["y1"], np.full(3, 1.5, np.float32))
+    np.testing.assert_array_equal(again.known["y2"], np.full(3, -2.0, np.float32))
+
+
+@pytest.mark.parametrize("key", [2, np.s_[1:3], np.s_[:2], (None, 2), np.s_[::3], np.s_[1:]])
+def test_slices_of_the_samples_do_not_make_any_batch(key: Any) -> None:
+    """Row 2 is there in four samples and in three, but not in two; of four and of five, every third are two."""
+    graph = mlc.Graph()
+    x = graph.input((4, 3), "x")
+    y = x[key] + 1.0
+    model = _written(graph, x, y)
+    assert model.metadata_props[0].value.startswith("4: ")
+    data = np.arange(12, dtype=np.float32).reshape(4, 3)
+    np.testing.assert_array_equal(session(model).run(None, {"x": data})[0], data[key] + 1)
+
+
+def test_the_first_sample_makes_any_batch() -> None:
+    graph = mlc.Graph()
+    x = graph.input((4, 3), "x")
+    model = _written(graph, x, x - x[0])
+    assert model.metadata_props[0].value == "any"
+    for n in (1, 3, 7):
+        data = np.arange(3 * n, dtype=np.float32).reshape(n, 3)
+        np.testing.assert_array_equal(session(model).run(None, {"x": data})[0], data - data[0])
+
+
 # Real networks ------------------------------------------------------------------------------------------------------
 
 

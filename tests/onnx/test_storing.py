@@ -190,3 +190,22 @@ def test_resize_by_a_scale_with_no_exact_float(mode: str, scale: float) -> None:
         (y,) = onnxruntime.InferenceSession(m.SerializeToString()).run(["y"], {"x": x})
         assert y.shape[2:] == (round(5 * scale - 0.1), round(10 * scale))
         np.testing.assert_allclose(ours, y, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_resize_to_one_pixel_takes_the_first(mode: str) -> None:
+    """The specification: a length of 1 lies on element 0."""
+    how = {"coordinate_transformation_mode": "pytorch_half_pixel"}
+    graph = helper.make_graph(
+        [helper.make_node("Resize", ["x", "", "scales"], ["y"], mode=mode, **how)],
+        "resize",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 5, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.float32([1, 1, 0.2, 0.25]), "scales")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    x = np.random.default_rng(0).standard_normal((2, 3, 5, 4)).astype(np.float32)
+    (ours,) = run_graph(mlc.onnx.load(model, batch=2), {"x": x}, mlc.Device.cpu())
+    (theirs,) = onnxruntime.InferenceSession(model.SerializeToString()).run(["y"], {"x": x})
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    np.testing.assert_allclose(ours, x[:, :, :1, :1], rtol=1e-6)

@@ -58,7 +58,7 @@ def _positions_in_float32(call: Call, extent: int, size: int, scale: np.float32,
     if mode == "tf_half_pixel_for_nn":
         return (x + 0.5) / scale
     if mode == "pytorch_half_pixel" and full == 1:
-        return x * 0.0 - 0.5
+        return x * 0.0
     if mode == "half_pixel_symmetric":
         centre = extent / 2
         return centre * (1 - size / full) + (x + 0.5) / scale - 0.5

@@ -170,7 +170,7 @@ def tail_mask(code: Code, count: str, lanes: int) -> str:
 def vector_loop(
     code: Code, begin: str | int, end: str | int, body: Callable[[str, str | None], None], full: bool = False
 ) -> None:
-    """body(index, mask) for every vector from begin to end; the last, shorter one has a mask.
+    """body(index, mask) for every vector from begin to end; the last, shorter one has a mask. Nothing if end < begin.
 
     full   there is no shorter one
     """
@@ -179,13 +179,18 @@ def vector_loop(
         with code.loop(begin, end, lanes) as index:
             body(index, None)
         return
-    count = code.sub(end, begin)
-    last = code.add(begin, code.let(f"and i64 {count}, {-lanes}"))
+    last = _end_of_full_vectors(code, begin, end, lanes)
     with code.loop(begin, last, lanes) as index:
         body(index, None)
     rest = code.sub(end, last)
     with code.when(code.let(f"icmp sgt i64 {rest}, 0")):
         body(last, tail_mask(code, rest, lanes))
+
+
+def _end_of_full_vectors(code: Code, begin: str | int, end: str | int, lanes: int) -> str:
+    """`begin` where `end` lies before it, as for windows that lie beside the image."""
+    count = code.intrinsic("smax", "i64", code.sub(end, begin), "0")
+    return code.add(begin, code.let(f"and i64 {count}, {-lanes}"))
 
 
 def row_groups(code: Code, rows: str, count: int, body: Callable[[Sequence[str]], None]) -> None:
@@ -243,7 +248,7 @@ def each_vector_or_element(
     if lanes == 16:
         vector_loop(code, begin, end, lambda index, mask: body(index, mask, lanes))
         return
-    last = code.add(begin, code.let(f"and i64 {code.sub(end, begin)}, {-lanes}"))
+    last = _end_of_full_vectors(code, begin, end, lanes)
     with code.loop(begin, last, lanes) as index:
         body(index, None, lanes)
     with code.loop(last, end) as index:
