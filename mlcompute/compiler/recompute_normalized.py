@@ -12,6 +12,9 @@ styles of execution, so these agree.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.fuse_normalization import CORES
@@ -51,8 +54,11 @@ def recompute_normalized(steps: list[Step], context: Context) -> list[Step]:
 
 
 def renormalized(step: Step, trace: Trace) -> list[Step]:
-    """Steps of the gradient pass that compute a normalised value again from its source, mean and variance."""
-    (x,), (_, mean, variance) = step.inputs, step.results
+    """Steps of the gradient pass that compute a normalised value again from its source, mean and variance.
+
+    They compute in the statistics' data type, as the normalisation does.
+    """
+    (x,), (n, mean, variance) = step.inputs, step.results
     steps: list[Step] = []
 
     def add(name: str, *inputs: Value) -> Value:
@@ -60,8 +66,15 @@ def renormalized(step: Step, trace: Trace) -> list[Step]:
         steps.append(Step(TABLE[name], inputs, (result,), {}, step.layer, "gradient"))
         return result
 
+    def convert(value: Value, to: np.dtype[Any]) -> Value:
+        if value.dtype == to:
+            return value
+        result = trace.value(value.shape, to)
+        steps.append(Step(TABLE["convert"], (value,), (result,), {"to": to}, step.layer, "gradient"))
+        return result
+
     root = add("rsqrt", add("add", variance, trace.number(step.attributes["epsilon"], variance.dtype)))
-    add("multiply", add("subtract", x, mean), root)
+    convert(add("multiply", add("subtract", convert(x, mean.dtype), mean), root), n.dtype)
     return steps
 
 

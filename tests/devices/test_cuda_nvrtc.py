@@ -64,7 +64,7 @@ def check_compiles(sources: list[str]) -> None:
 
 
 def test_kernels_that_the_emulator_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.devices import test_cuda_normalization as fused
+    from tests.devices import test_fused_normalization as fused
     from tests.devices.cuda_emulator import bench
     from tests.devices.cuda_emulator.compiling import COMPILER
 
@@ -119,8 +119,8 @@ def test_kernels_that_the_emulator_runs(monkeypatch: pytest.MonkeyPatch) -> None
         ("convolution_weight_gradient", [volume, volume], {**solid, "shape": (2, 2, 3, 3, 3)}),
     ):
         bench.check(bench.op(name, **attributes), *arrays, scale=4)
-    fused.test_scales_along_the_elements((6, 40), (1,), 40)
-    fused.test_forward_and_gradient((4, 5, 6, 8), (0, 1, 2))
+    fused.test_scales_along_the_elements(bench.engine(), (6, 40), (1,), 40)
+    fused.test_forward_and_gradient(bench.engine(), (4, 5, 6, 8), (0, 1, 2))
     monkeypatch.setattr(segments, "_MOST_LOOKS", 0)
     bench.check(bench.op("take_gradient", axis=0, extent=4), x[:3], indices)
     assert len(sources) > 30  # small launches are one kernel
