@@ -82,6 +82,11 @@ class Operand(NamedTuple):
     def byte_offset(self) -> int:
         return self.offset * self.dtype.itemsize
 
+    def holding(self, shape: Shape, dtype: np.dtype[Any], strides: Strides | None = None) -> Operand:
+        """The same bytes from the first on as an array, dense unless strides are given."""
+        offset = self.byte_offset // dtype.itemsize
+        return Operand(self.base, offset, shape, dense_strides(shape) if strides is None else strides, dtype)
+
     def permuted(self, axes: Sequence[int]) -> Operand:
         """The same memory with its axes in another order."""
         return self._replace(shape=tuple([self.shape[a] for a in axes]), strides=tuple([self.strides[a] for a in axes]))

@@ -14,7 +14,7 @@ from mlcompute.compiler.program import Program
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.jit.cache import kernel_cache
-from mlcompute.devices.cpu.kernels.table import KERNELS, reads_bfloat16
+from mlcompute.devices.cpu.kernels.table import KERNELS, READS, reads_bfloat16
 from mlcompute.devices.cpu.kernels.widened import widened_entries
 from mlcompute.devices.cpu.onednn.first_sgemm import first_sgemm
 from mlcompute.devices.cpu.runtime.calls import ByEntry, Calls, Memory, numbers_of
@@ -466,7 +466,9 @@ def _entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     maker = KERNELS[step.op.name]
     if maker is None:
         return None
-    return maker(step, operands) if reads_bfloat16(step) else widened_entries(step, operands, maker)
+    if reads_bfloat16(step):
+        return maker(step, operands)
+    return widened_entries(step, operands, maker, READS[step.op.name])
 
 
 def _numbers(entry: Entry, kernels: Mapping[Code, int]) -> list[int]:

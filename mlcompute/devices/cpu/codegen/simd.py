@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlcompute.devices.cpu.codegen.code import Code, float_literal, vector
+from mlcompute.devices.cpu.runtime.machine import rounds_to_bfloat16
 
 #: Types that the floating-point instructions take; all others are integers.
 FLOATING = ("half", "float", "double")
@@ -183,7 +184,13 @@ def from_bfloat16(x: SimdValue) -> SimdValue:
 
 
 def to_bfloat16(x: SimdValue) -> SimdValue:
-    """Float rounded to the bits of bfloat16, half to even; a NaN stays one."""
+    """Float rounded to the bits of bfloat16, half to even; a NaN stays one.
+
+    AVX512_BF16 has an instruction for it, which takes subnormal numbers as 0.
+    """
+    if rounds_to_bfloat16():
+        rounded = x.let(f"fptrunc {x.type} {x.name} to {vector('bfloat', x.lanes)}", "bfloat")
+        return rounded.let(f"bitcast {rounded.type} {rounded.name} to {vector('i16', x.lanes)}", "i16")
     bits = x.bits()
     odd = bits.let(f"lshr {bits.type} {bits.name}, {bits.like(16).name}") & 1
     kept = select(x.is_nan(), bits | 0x400000, bits + 0x7FFF + odd)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.kernels.widened import conversion_entry, same_order
 from mlcompute.devices.cpu.runtime.entry import Entry
-from mlcompute.devices.loop_nest import Operand, Operands, dense_strides
+from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.bfloat16 import bfloat16, is_bfloat16
 from mlcompute.ops.op import FLOAT32, Step, Value
 
@@ -44,9 +44,8 @@ def bfloat16_entries(
     for value, nbytes in _copies(step):
         narrow = value in step.inputs
         dtype = bfloat16() if narrow else FLOAT32
-        room = operands.workspace(step, start, nbytes)
-        strides = same_order(operands[value]) if narrow else dense_strides(value.shape)
-        places[value] = Operand(room.base, start // dtype.itemsize, value.shape, strides, dtype)
+        strides = same_order(operands[value]) if narrow else None
+        places[value] = operands.workspace(step, start, nbytes).holding(value.shape, dtype, strides)
         start += nbytes
     a, b, y = (places[value] for value in (*step.inputs, step.results[0]))
     product = multiply(a, b, y)

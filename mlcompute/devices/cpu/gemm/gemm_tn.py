@@ -36,7 +36,7 @@ from mlcompute.devices.cpu.gemm.packed_gemm import (
 from mlcompute.devices.cpu.kernels.elementwise import fused_entry
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker, always
 from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
-from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Operand, Operands, dense_strides
+from mlcompute.devices.loop_nest import MIN_SHARED_ROWS, Operand, Operands
 from mlcompute.ops.bfloat16 import computed_type
 from mlcompute.ops.op import FLOAT32, Step, Value
 
@@ -147,7 +147,7 @@ def matmul_update_entries(step: Step, operands: Operands) -> Sequence[Entry] | N
     nbytes, (count, tile) = _tiles_bytes(m, n, k), _cut(m, n)
     buffer = operands.workspace(step, 0, nbytes)
     packed = operands.workspace(step, nbytes, _packed_bytes(multiply.inputs[1]))
-    full = Operand(buffer.base, 0, g.shape, dense_strides(g.shape), g.dtype)  # as the update sees a tile
+    full = buffer.holding(g.shape, g.dtype)  # as the update sees a tile
     update = fused_entry(step, rest, operands, {g: full})
     if update is None:
         return None

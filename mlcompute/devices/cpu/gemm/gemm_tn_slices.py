@@ -18,7 +18,7 @@ from mlcompute.devices.cpu.codegen.loops import Line, vector_loop
 from mlcompute.devices.cpu.gemm.gemm_blocked import gemm_blocked_entry
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.threads import machine_slices
-from mlcompute.devices.loop_nest import Axis, Operand, Operands, dense_strides
+from mlcompute.devices.loop_nest import Axis, Operand, Operands
 from mlcompute.ops.op import FLOAT32, Step
 
 #: Slices beyond which their sums would take too much memory, and adding them too long.
@@ -56,8 +56,7 @@ def slices_workspace(step: Step) -> int:
 def slice_entries(step: Step, operands: Operands, a: Operand, b: Operand, y: Operand) -> Sequence[Entry]:
     """The product of every slice, and their sum."""
     shape = (machine_slices(), *y.shape)
-    buffer = operands.workspace(step, 0, slices_workspace(step))
-    sums = Operand(buffer.base, 0, shape, dense_strides(shape), FLOAT32)
+    sums = operands.workspace(step, 0, slices_workspace(step)).holding(shape, FLOAT32)
     return [_products(step, operands, a, b, sums), _sum(step, sums, y)]
 
 

@@ -27,6 +27,7 @@ from mlcompute.devices.cpu.kernels.convolution_columns import (
     few_pixels_entries,
     gradient_entry,
     gradient_workspace,
+    has_few_pixels,
 )
 from mlcompute.devices.cpu.kernels.convolution_few_inputs import few_inputs, few_inputs_entries
 from mlcompute.devices.cpu.kernels.convolution_windows import Windows
@@ -141,10 +142,18 @@ def _is_native(step: Step) -> bool:
     )
 
 
-def _has_instructions(step: Step) -> bool:
-    """Are all images bfloat16, and has the machine instructions for them?"""
+def _computes_in_bfloat16(step: Step) -> bool:
+    """Are all images bfloat16, and is oneDNN fastest with the machine's instructions for them?
+
+    AVX512_BF16 halves the time of a sum, Winograd's algorithm in float32 saves more; AMX is faster than both. With few
+    pixels, bringing the weights into oneDNN's format takes longer than the sums.
+    """
     images = (step.inputs[0], step.inputs[1] if step.op.name == "convolution_weight_gradient" else step.results[0])
-    return all(is_bfloat16(image.dtype) for image in images) and onednn.has_bfloat16_convolutions()
+    if not (all(is_bfloat16(image.dtype) for image in images) and onednn.has_bfloat16_convolutions()):
+        return False
+    if has_few_pixels(step) or (winograd_sizes(step) is not None and not onednn.has_amx_instructions()):
+        return False
+    return step.attributes["groups"] == 1 or not _is_slow_depthwise(step, _Plan(step, _slices_of(step)).primitives)
 
 
 def reads_bfloat16(step: Step) -> bool:
@@ -152,7 +161,7 @@ def reads_bfloat16(step: Step) -> bool:
     weights = step.results[0] if step.op.name == "convolution_weight_gradient" else step.inputs[1]
     if weights.dtype != FLOAT32 or not _is_native(step):
         return False
-    if few_pixels(step) and not _has_instructions(step):
+    if few_pixels(step) is not None:
         return False
     return winograd_sizes(step) is not None or onednn.load() is not None
 
@@ -205,7 +214,7 @@ def workspace(step: Step) -> int:
 
 
 def _planned_bytes(step: Step) -> int:
-    if _has_instructions(step):
+    if _computes_in_bfloat16(step):
         return _Plan(step, _slices_of(step)).nbytes
     if (columns := few_pixels(step)) is not None:
         return columns.nbytes
@@ -217,21 +226,23 @@ def _planned_bytes(step: Step) -> int:
     if onednn.load() is None:
         return _own_workspace(step)
     if (chunks := _chunks(step)) is not None:
+        if _is_slow_depthwise(step, [chunks.primitive]):
+            return _own_workspace(step)
         return chunks.nbytes if (columns := _as_columns(step, chunks)) is None else gradient_workspace(step, columns)
     plan = _Plan(step, _slices_of(step))
-    if _is_slow_depthwise(step, plan):
+    if _is_slow_depthwise(step, plan.primitives):
         return _own_workspace(step)
     columns = _as_columns(step, plan)
     return plan.nbytes if columns is None else gradient_workspace(step, columns)
 
 
-def _is_slow_depthwise(step: Step, plan: _Plan) -> bool:
+def _is_slow_depthwise(step: Step, primitives: Sequence[onednn.Convolution]) -> bool:
     """Has oneDNN no depthwise kernel for this one: dilated, or the gradient of filters that are wider than 3?
 
     Its other kernels compute blocks of channels, all but one of which are not wanted: up to ten times as long as ours.
     """
     depthwise = convolution_depthwise.is_depthwise(Windows(step))
-    return depthwise and not any("dw" in primitive.implementation for primitive in plan.primitives)
+    return depthwise and not any("dw" in primitive.implementation for primitive in primitives)
 
 
 def _as_columns(step: Step, plan: _Plan | Chunks) -> Columns | None:
@@ -255,7 +266,7 @@ def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | Non
     result = operands[step.results[0]]
     if not all(operand.is_dense for operand in (*images, result)):
         return None
-    if _has_instructions(step):
+    if _computes_in_bfloat16(step):
         return _sliced_entries(step, operands, _Plan(step, _slices_of(step)), images, result)
     if (columns := few_pixels(step)) is not None:
         return few_pixels_entries(step, operands, columns, images[0], images[1], result)
@@ -267,12 +278,14 @@ def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | Non
     if onednn.load() is None:
         return _own_entries(step, operands, images, result)
     if (chunks := _chunks(step)) is not None:
+        if _is_slow_depthwise(step, [chunks.primitive]):
+            return _own_entries(step, operands, images, result)
         columns = _as_columns(step, chunks)
         if columns is not None:
             return [gradient_entry(step, operands, columns, images, result)]
         return _chunked_entries(step, operands, chunks)
     plan = _Plan(step, _slices_of(step))
-    if _is_slow_depthwise(step, plan):
+    if _is_slow_depthwise(step, plan.primitives):
         return _own_entries(step, operands, images, result)
     columns = _as_columns(step, plan)
     if columns is not None:

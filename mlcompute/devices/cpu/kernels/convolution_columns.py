@@ -101,11 +101,13 @@ def columns_of(step: Step) -> Columns | None:
 
 def few_pixels(step: Step) -> Columns | None:
     """The sizes of a convolution, or of its input's gradient, whose filters are large and larger than its columns."""
+    return None if step.op.name == "convolution_weight_gradient" or not has_few_pixels(step) else columns_of(step)
+
+
+def has_few_pixels(step: Step) -> bool:
+    """Do filters, or their gradient, take more memory than the columns? Then most of the time is theirs."""
     sizes = columns_of(step)
-    if sizes is None or step.op.name == "convolution_weight_gradient" or sizes.taps == 1:
-        return None
-    filters = 4 * math.prod(sizes.w)
-    return sizes if filters >= max(_LARGE, sizes.nbytes) else None
+    return sizes is not None and sizes.taps > 1 and 4 * math.prod(sizes.w) >= max(_LARGE, sizes.nbytes)
 
 
 # The convolution and the gradient of its input -----------------------------------------------------------------------
@@ -115,8 +117,7 @@ def few_pixels_entries(
     step: Step, operands: Operands, sizes: Columns, image: Operand, weights: Operand, result: Operand
 ) -> Sequence[Entry]:
     """For operands that are dense."""
-    buffer = operands.workspace(step, 0, sizes.nbytes)
-    columns = Operand(buffer.base, 0, (sizes.pixels, sizes.depth), (sizes.depth, 1), FLOAT32)
+    columns = operands.workspace(step, 0, sizes.nbytes).holding((sizes.pixels, sizes.depth), FLOAT32)
     outputs = sizes.w[0]
     if step.op.name == "convolution":
         transposed = Operand(weights.base, weights.offset, (sizes.depth, outputs), (1, sizes.depth), FLOAT32)

@@ -3,7 +3,8 @@
     forward, dx   filters to (tap, channel) | per pixel: note the taps inside the image, then sum over them
     dw            per slice of the pixels: add dy times the pixel under every tap | sum of slices
 
-A bar is a barrier. Where there is no library these do what a matmul would do badly.
+A bar is a barrier. Images may be bfloat16; filters, their gradients and sums are floats. Where there is no library
+these do what a matmul would do badly.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, aligned, thread_floats
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
-from mlcompute.devices.cpu.codegen.code import Code
+from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code
 from mlcompute.devices.cpu.codegen.loops import Line, Variable, add_line, fill_line, splat_constant, vector_loop
 from mlcompute.devices.cpu.gemm.packed_gemm import DEPTH
 from mlcompute.devices.cpu.kernels.convolution_gemm import Places, sum_of_slices_entry
@@ -92,8 +93,8 @@ def _multiply_entry(
     source, weights, target = (args.pointer(operand) for operand in (image, filters, result))
     with places.blocks(memory.max_threads) as (_, count, first_chunk, last_chunk), code.loop(0, count) as index:
         taps = _taps_inside(places, index, first_chunk, last_chunk, memory["taps"])
-        to = Line(code, code.at(target, places.target_of(index), "float"), "float")
-        _sum_over(places, taps, memory["taps"], source, weights, to)
+        to = _line(code, target, places.target_of(index), result)
+        _sum_over(places, taps, memory["taps"], (source, MEMORY_TYPES[image.dtype]), weights, to)
     return Entry(
         step,
         code,
@@ -126,8 +127,14 @@ def _taps_inside(places: Places, index: str, first_chunk: str, last_chunk: str, 
     return code.get("i64", found)
 
 
-def _sum_over(places: Places, taps: str, words: str, source: str, weights: str, to: Line) -> None:
-    """to = Σ pixel times filter, over the taps that were noted."""
+def _line(code: Code, pointer: str, start: str, image: Operand) -> Line:
+    """Elements of an image from one on."""
+    element = MEMORY_TYPES[image.dtype]
+    return Line(code, code.at(pointer, start, element), element)
+
+
+def _sum_over(places: Places, taps: str, words: str, source: tuple[str, str], weights: str, to: Line) -> None:
+    """to = Σ pixel times filter, over the taps that were noted. `source` is a pointer and its elements' type."""
     code = places.code
 
     def channels(channel: str, mask: str | None) -> None:
@@ -135,8 +142,8 @@ def _sum_over(places: Places, taps: str, words: str, source: str, weights: str, 
         with code.loop(0, taps) as tap:
             word = code.at(words, code.mul(tap, 2), "i64")
             pixel, weight = (
-                Line(code, code.at(pointer, code.load(code.at(word, number, "i64"), "i64"), "float"), "float")
-                for number, pointer in enumerate((source, weights))
+                Line(code, code.at(pointer, code.load(code.at(word, number, "i64"), "i64"), element), element)
+                for number, (pointer, element) in enumerate((source, (weights, "float")))
             )
             product = pixel.load(channel, mask).intrinsic("fmuladd", weight.load(channel, mask), total.get())
             total.set(product)
@@ -183,12 +190,12 @@ def gradient_entries(
             places.find(start, many, row)
             fill_line(code, Line(code, block, "float"), 0, elements)
             with code.loop(0, many) as index:
-                gradient = Line(code, code.at(dy, places.target_of(index), "float"), "float")
+                gradient = _line(code, dy, places.target_of(index), images[1])
                 with code.loop(0, runs) as run:
                     *offsets, _, _ = places.run_row(run)
                     at, low, high = places.under(index, offsets, 1)
                     with code.when(code.let(f"icmp slt i64 {low}, {high}")):
-                        pixel = Line(code, code.at(x, at, "float"), "float")
+                        pixel = _line(code, x, at, images[0])
                         own = Line(code, code.at(block, code.mul(run, places.groups), "float"), "float")
                         _add_products(places, gradient, pixel, own)
             add_line(code, Line(code, block, "float"), Line(code, total, "float"), 0, elements)

@@ -14,6 +14,7 @@ from mlcompute.ops.bfloat16 import is_bfloat16
 from mlcompute.ops.op import FLOAT32, TABLE, Step, Value
 
 Measure = Callable[[Step], int]
+Reads = Callable[[Step, Operands], bool]
 
 
 def has_bfloat16(step: Step) -> bool:
@@ -55,22 +56,28 @@ def _aligned_bytes(value: Value) -> int:
 class _WideOperands(Operands):
     """Operands of a widened step: copies of its own, everything else as planned."""
 
-    def __init__(self, step: Step, operands: Operands) -> None:
+    def __init__(self, step: Step, wide: Step, operands: Operands) -> None:
         self._step, self._operands = step, operands
         self.threads = operands.threads
         self._start = _copied_bytes(step)
+        self._originals = dict(zip((*wide.inputs, *wide.results), (*step.inputs, *step.results), strict=True))
         #: bfloat16 value -> its copy.
         self.copies: dict[Value, Operand] = {}
         start = 0
         for value in _narrow_values(step):
             place = operands.workspace(step, start, 4 * value.size)
-            strides = same_order(operands[value])
-            self.copies[value] = Operand(place.base, start // 4, value.shape, strides, FLOAT32)
+            self.copies[value] = place.holding(value.shape, FLOAT32, same_order(operands[value]))
             start += _aligned_bytes(value)
-        self.twins: dict[Value, Operand] = {}
 
     def __getitem__(self, value: Value) -> Operand:
-        return self.twins[value] if value in self.twins else self._operands[value]
+        value = self._originals.get(value, value)
+        return self.copies[value] if value in self.copies else self._operands[value]
+
+    def lay_densely(self, values: Sequence[Value]) -> None:
+        """Copies with their elements in the order of their axes."""
+        for value in values:
+            if value in self.copies:
+                self.copies[value] = self.copies[value]._replace(strides=dense_strides(value.shape))
 
     def workspace(self, step: Step, offset: int, nbytes: int) -> Operand:
         return self._operands.workspace(self._step, self._start + offset, nbytes)
@@ -86,13 +93,15 @@ def same_order(operand: Operand) -> Strides:
     return tuple(strides)
 
 
-def widened_entries(step: Step, operands: Operands, maker: Maker) -> Sequence[Entry] | None:
-    """Conversions, the kernels of the step on float32, and conversions of what they gave."""
+def widened_entries(step: Step, operands: Operands, maker: Maker, reads: Reads | None) -> Sequence[Entry] | None:
+    """Conversions, the kernels of the step on float32, and conversions of what they gave.
+
+    reads   can the kernels read their operands as they lie? Else the copies are dense.
+    """
     wide = widened(step)
-    places = _WideOperands(step, operands)
-    for value, twin in zip((*step.inputs, *step.results), (*wide.inputs, *wide.results), strict=True):
-        if twin is not value:
-            places.twins[twin] = places.copies[value]
+    places = _WideOperands(step, wide, operands)
+    if reads is not None and not reads(wide, places):
+        places.lay_densely(step.inputs)
     inner = maker(wide, places)
     if inner is None:
         return None

@@ -10,6 +10,7 @@ calls may not.
 
 from mlcompute.devices.cpu.onednn.bfloat16 import (
     bfloat16_gemm,
+    has_amx_instructions,
     has_bfloat16_convolutions,
     has_bfloat16_instructions,
 )
@@ -19,5 +20,6 @@ from mlcompute.devices.cpu.onednn.primitives import Call, Convolution, Primitive
 
 __all__ = [
     "Call", "Convolution", "Descriptor", "Layout", "OneDNN", "Primitive", "Reorder", "bfloat16_gemm",
-    "has_bfloat16_convolutions", "has_bfloat16_instructions", "load", "meaning", "require", "strides_of", "why_missing",
+    "has_amx_instructions", "has_bfloat16_convolutions", "has_bfloat16_instructions", "load", "meaning", "require",
+    "strides_of", "why_missing",
 ]  # fmt: skip

@@ -18,6 +18,8 @@ from mlcompute.ops.op import FLOAT32, TABLE, Array
 
 #: Bits of dnnl_cpu_isa_avx512_core_bf16, which all later sets contain.
 _BFLOAT16_ISA = 0xE7
+#: Bits of dnnl_cpu_isa_avx512_core_amx.
+_AMX_ISA = 0xFEF
 #: Factors have 8 bits, sums of a few hundred products 24: results of one type differ by their own rounding alone.
 _TOLERANCE = 2.0**-7
 
@@ -27,6 +29,13 @@ def has_bfloat16_instructions() -> bool:
     """Does oneDNN see them?"""
     library = load()
     return library is not None and library.effective_isa & _BFLOAT16_ISA == _BFLOAT16_ISA
+
+
+@functools.cache
+def has_amx_instructions() -> bool:
+    """Does oneDNN see tiles of bfloat16, with several times the rate of vectors?"""
+    library = load()
+    return library is not None and library.effective_isa & _AMX_ISA == _AMX_ISA
 
 
 @functools.cache

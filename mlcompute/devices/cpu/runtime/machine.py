@@ -54,6 +54,12 @@ def vector_lanes() -> int:
 
 
 @functools.cache
+def rounds_to_bfloat16() -> bool:
+    """Has this machine AVX512_BF16? Linux and LLVM spell it differently."""
+    return not features().isdisjoint(("avx512_bf16", "avx512bf16"))
+
+
+@functools.cache
 def identity() -> str:
     """What decides the machine code of a kernel beside its text."""
     import llvmlite
