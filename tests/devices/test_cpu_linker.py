@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -64,8 +65,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @needs_x86
 def test_constants_and_outside_functions_are_reached() -> None:
-    (compiled,) = emit.emit([(cache._module_text("", calling()), 0)], 1)
-    linked = link(compiled, "k")
+    name, text = cache._module(calling())
+    (compiled,) = emit.emit([(text, 0)], 1)
+    linked = link(compiled, name)
     assert linked is not None
     assert set(linked.imports) == {"getpid"}
     assert LinkedCode.from_bytes(linked.to_bytes()) == linked
@@ -91,7 +93,7 @@ def test_other_files_are_left_to_llvm(cut: bytes) -> None:
 
 
 def test_the_number_of_threads_does_not_change_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = [(cache._module_text(str(times), calling(times)), 0) for times in range(1, 9)]
+    modules = [(cache._module(calling(times))[1], 0) for times in range(1, 9)]
     monkeypatch.setenv("MLCOMPUTE_NUM_THREADS", "1")
     alone = emit.emit(modules, 8)
     monkeypatch.setenv("MLCOMPUTE_NUM_THREADS", "4")
@@ -101,7 +103,7 @@ def test_the_number_of_threads_does_not_change_the_code(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("threads", ["1", "3"])
 def test_wrong_code_is_an_error_of_the_caller(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLCOMPUTE_NUM_THREADS", threads)
-    good = cache._module_text("", calling())
+    _, good = cache._module(calling())
     with pytest.raises(RuntimeError, match="undefined value"):
         emit.emit([(text, 0) for text in (good, good.replace("%v2 =", "%nobody ="), good)], 3)
 
@@ -126,6 +128,25 @@ def test_what_is_compiled_is_not_written_again() -> None:
     for depends_on in ("a", "bb", "a", "bb"):
         assert run(later(depends_on, written), fresh(), 10) == 10 + len(depends_on)
     assert written == ["a", "bb"]
+
+
+def test_equal_texts_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels whose keys differ in what makes no difference: one object, one place in memory."""
+    written: list[str] = []
+    texts: list[str] = []
+
+    def watched(modules: Iterable[tuple[str, int]], count: int) -> list[bytes]:
+        given = list(modules)
+        texts.extend(text for text, _ in given)
+        return emit_all(given, count)
+
+    emit_all = emit.emit
+    monkeypatch.setattr(emit, "emit", watched)
+    monkeypatch.setenv("MLCOMPUTE_CACHE", "")
+    first, second, third = fresh().addresses([later(word, written) for word in ("ab", "cd", "efg")])
+    assert first == second != third
+    assert written == ["ab", "cd", "efg"]
+    assert len(texts) == 2
 
 
 def test_another_generator_writes_anew(monkeypatch: pytest.MonkeyPatch) -> None:

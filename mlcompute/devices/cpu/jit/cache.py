@@ -6,7 +6,7 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mlcompute.devices import kernel_files
@@ -15,8 +15,9 @@ from mlcompute.devices.cpu.jit.linker import ExecutableMemory, LinkedCode, link
 from mlcompute.devices.cpu.runtime.machine import identity
 from mlcompute.devices.interrupts import held
 
-#: What a cached kernel is: linked code that only has to be copied, or an object file for LLVM to load.
-_LINKED, _OBJECT = b"linked ", b"object "
+#: What a cached kernel is: linked code that only has to be copied, or a function's name and an object file for LLVM to
+#: load. Files that begin otherwise are of other versions.
+_LINKED, _OBJECT = b"linked ", b"named object "
 
 
 class KernelCache:
@@ -39,17 +40,22 @@ class KernelCache:
             return [self._addresses[_key(code)] for code in kernels]
 
     def _load(self, kernels: Mapping[str, bytes]) -> None:
-        linked = {key: kept.removeprefix(_LINKED) for key, kept in kernels.items() if kept.startswith(_LINKED)}
-        objects = {key: kept.removeprefix(_OBJECT) for key, kept in kernels.items() if key not in linked}
+        # Kernels with the same code are loaded once.
+        linked = list(dict.fromkeys(kept for kept in kernels.values() if kept.startswith(_LINKED)))
+        objects = list(dict.fromkeys(kept for kept in kernels.values() if not kept.startswith(_LINKED)))
+        addresses: dict[bytes, int] = {}
         if linked:
-            loaded = ExecutableMemory([LinkedCode.from_bytes(kept) for kept in linked.values()])
+            loaded = ExecutableMemory([LinkedCode.from_bytes(kept.removeprefix(_LINKED)) for kept in linked])
             # First: no address may outlive the memory it points to, whatever interrupts this.
             self._loaded.append(loaded)
-            self._addresses.update(zip(linked, loaded.addresses, strict=True))
+            addresses.update(zip(linked, loaded.addresses, strict=True))
         if objects:
-            engine = _engine(objects.values())
+            parts = [_split_object(kept) for kept in objects]
+            engine = _engine(compiled for _, compiled in parts)
             self._loaded.append(engine)
-            self._addresses.update({key: engine.get_function_address(f"k{key}") for key in objects})
+            for kept, (name, _) in zip(objects, parts, strict=True):
+                addresses[kept] = engine.get_function_address(name)
+        self._addresses.update({key: addresses[kept] for key, kept in kernels.items()})
 
 
 kernel_cache = KernelCache()
@@ -80,23 +86,40 @@ def _engine(objects: Iterable[bytes]) -> Any:
 def _compiled(kernels: Mapping[str, Code]) -> dict[str, bytes]:
     """Kernels as they are kept: found on disk, or compiled now."""
     if "ir" in os.environ.get("MLC_DEBUG", "").split(","):
-        print("\n".join(_module_text(key, code) for key, code in kernels.items()), file=sys.stderr)
+        print("\n".join(_module(code)[1] for code in kernels.values()), file=sys.stderr)
     found = {key: kernel_files.read(_digest(key)) for key in kernels}
-    known = {key: kept for key, kept in found.items() if kept is not None}
+    known = {key: kept for key, kept in found.items() if kept is not None and kept.startswith((_LINKED, _OBJECT))}
     missing = [key for key in kernels if key not in known]
     if missing:
         from mlcompute.devices.cpu.jit.emit import emit
 
-        modules = ((_module_text(key, kernels[key]), kernels[key].level) for key in missing)
-        for key, compiled in zip(missing, emit(modules, len(missing)), strict=True):
-            known[key] = _kept(compiled, key)
+        places: dict[str, int] = {}  # name of a function -> its place among the modules
+        names: dict[str, str] = {}  # by key: several keys may lead to the same text, which is compiled once
+
+        def modules() -> Iterator[tuple[str, int]]:
+            for key in missing:
+                names[key], text = _module(kernels[key])
+                if names[key] not in places:
+                    places[names[key]] = len(places)
+                    yield text, kernels[key].level
+
+        objects = emit(modules(), len(missing))
+        kept = {name: _kept(objects[place], name) for name, place in places.items()}
+        for key in missing:
+            known[key] = kept[names[key]]
             kernel_files.write(_digest(key), known[key])
     return known
 
 
-def _kept(compiled: bytes, key: str) -> bytes:
-    linked = link(compiled, f"k{key}")
-    return _OBJECT + compiled if linked is None else _LINKED + linked.to_bytes()
+def _kept(compiled: bytes, name: str) -> bytes:
+    linked = link(compiled, name)
+    return _OBJECT + name.encode() + b" " + compiled if linked is None else _LINKED + linked.to_bytes()
+
+
+def _split_object(kept: bytes) -> tuple[str, bytes]:
+    """The name of the function in an object file, and the file."""
+    name, _, compiled = kept.removeprefix(_OBJECT).partition(b" ")
+    return name.decode(), compiled
 
 
 def _key(code: Code) -> str:
@@ -111,6 +134,9 @@ def _digest(key: str) -> str:
     return hashlib.sha256(f"{identity()}\n{generator()}\n{key}".encode()).hexdigest()
 
 
-def _module_text(key: str, code: Code) -> str:
-    text = code.text().replace(f"@{code.name}(", f"@k{key}(", 1)
-    return "\n".join([*(f"declare {signature}" for _, signature in sorted(code.declarations.items())), text])
+def _module(code: Code) -> tuple[str, str]:
+    """A kernel as a module of LLVM IR, and the name of its function there, which follows from the text."""
+    text = code.text()
+    declared = [f"declare {signature}" for _, signature in sorted(code.declarations.items())]
+    name = "k" + hashlib.sha256("\n".join([str(code.level), *declared, text]).encode()).hexdigest()[:24]
+    return name, "\n".join([*declared, text.replace(f"@{code.name}(", f"@{name}(", 1)])
