@@ -19,7 +19,9 @@ Product = tuple[int, bool]
 LEARNING_RATE, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 NORM_EPSILON, HEADS, HIDDEN = 1e-5, 4, 128
 #: Extent of the kernels of convolutions of an image network.
-_KERNELS = {"convolution": 3, "pointwise": 1, "depthwise": 3, "transposed": 4}
+_KERNELS = {"convolution": 3, "dilated": 3, "pointwise": 1, "depthwise": 3, "transposed": 4}
+#: Of a group normalization.
+GROUPS = 8
 #: Channels of a head in GPT-2, and how many times as wide as inside a bottleneck of ResNet-50 is outside.
 HEAD_WIDTH, EXPANSION = 64, 4
 
@@ -27,8 +29,9 @@ HEAD_WIDTH, EXPANSION = 64, 4
 class ImageLayer(NamedTuple):
     """One layer of an image network.
 
-    kind   convolution, pointwise (1x1), depthwise, transposed (4x4, twice the extents), norm, relu, pool, upsample
-           (nearest, twice the extents), keep, concatenate (with what was kept last), mean (of each channel), dense
+    kind   convolution, dilated (by its stride), pointwise (1x1), depthwise, transposed (4x4, twice the extents), norm,
+           groupnorm, relu, silu, pool, upsample (nearest, twice the extents), keep, concatenate (with what was kept
+           last), mean (of each channel), dense
     name   of its weights
     """
 
@@ -181,9 +184,10 @@ def image_network(name: str, title: str, input_shape: tuple[int, ...], text: str
             transposed = kind == "transposed"
             shapes[f"{at}.weight"] = (channels, outputs, 4, 4) if transposed else (outputs, inputs, kernel, kernel)
             shapes[f"{at}.bias"] = (outputs,)
-            products.append((batch * (side // stride) ** 2 * outputs * inputs * kernel * kernel, bool(products)))
-            side = side * 2 if transposed else side // stride
-        elif kind == "norm":
+            step = 1 if kind == "dilated" else stride
+            products.append((batch * (side // step) ** 2 * outputs * inputs * kernel * kernel, bool(products)))
+            side = side * 2 if transposed else side // step
+        elif kind in ("norm", "groupnorm"):
             shapes |= norm(at, channels)
         elif kind == "dense":
             shapes |= dense(at, channels, outputs)
@@ -377,6 +381,7 @@ WORKLOADS = {
     )
 }
 _SEPARABLE = "depthwise{} norm relu pointwise:{} norm relu "
+_GROUP_NORMALIZED = "groupnorm silu convolution:{0} groupnorm silu convolution:{0} "
 #: Further kinds of networks, for a CPU's table when they are asked for.
 MORE = {
     workload.name: workload
@@ -408,6 +413,20 @@ MORE = {
             "convolution:32 norm relu "
             + "".join(_SEPARABLE.format(*sizes) for sizes in (("", 64), ("/2", 128), ("", 128), ("/2", 256), ("", 256)))
             + "mean dense:10",
+        ),
+        image_network(
+            "diffusion", "U-Net 32-64-128 with group normalization and SiLU, 32 x 32, batch 8", (8, 3, 32, 32),
+            "convolution:32 " + _GROUP_NORMALIZED.format(32) + "keep convolution:64/2 " + _GROUP_NORMALIZED.format(64)
+            + "keep convolution:128/2 " + 2 * _GROUP_NORMALIZED.format(128) + "upsample convolution:64 concatenate "
+            + _GROUP_NORMALIZED.format(64) + "upsample convolution:32 concatenate " + _GROUP_NORMALIZED.format(32)
+            + "groupnorm silu convolution:3",
+            regresses=True,
+        ),
+        image_network(
+            "segmentation", "Dilated convolutions of 32, 64 x 64, batch 4", (4, 3, 64, 64),
+            "convolution:32 norm relu " + "".join(f"dilated:32/{rate} norm relu " for rate in (1, 2, 4, 8, 1))
+            + "pointwise:5",
+            regresses=True,
         ),
         stacked_lstm(),
         convnext(),

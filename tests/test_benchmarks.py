@@ -126,8 +126,9 @@ def test_arithmetic_is_counted_by_hand():
         image_network(
             "image", "", (4, 3, 8, 8), "convolution:4 keep pool upsample concatenate pool transposed:2", regresses=True
         ),
+        image_network("groups", "", (2, 3, 12, 12), "convolution:16 groupnorm silu dilated:8/2 mean dense:3"),
     ],
-    ids=["resnet50", "gpt2", "gpt2 of many words", "resnet", "stacked lstm", "convnext", "wavenet", "classes", "image"],
+    ids=lambda workload: f"{workload.name} {'x'.join(map(str, workload.input_shape))}",
 )
 def test_networks_are_the_same_in_all_contenders(workload):
     found = {}

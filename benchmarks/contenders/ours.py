@@ -15,6 +15,7 @@ from benchmarks.workloads import (
     BETA1,
     BETA2,
     EPSILON,
+    GROUPS,
     HEAD_WIDTH,
     HEADS,
     HIDDEN,
@@ -81,6 +82,11 @@ class Net:
         beta, gamma = self.tensor(f"{name}.shift", *shape), self.tensor(f"{name}.scale", *shape)
         layer = mlc.BatchNormalizationLayer(c, mean, variance, beta, gamma, NORM_EPSILON, 0.9)
         return self.graph.node(layer, source=x)
+
+    def group_norm(self, x: mlc.Tensor, name: str) -> mlc.Tensor:
+        c = x.descriptor.shape[1]
+        beta, gamma = self.tensor(f"{name}.shift", 1, c, 1, 1), self.tensor(f"{name}.scale", 1, c, 1, 1)
+        return self.graph.node(mlc.GroupNormalizationLayer(c, GROUPS, beta, gamma, NORM_EPSILON), source=x)
 
     def layer_norm(self, x: mlc.Tensor, name: str) -> mlc.Tensor:
         beta, gamma = self.tensor(f"{name}.shift"), self.tensor(f"{name}.scale")
@@ -232,6 +238,9 @@ def image_network(net: Net, x: mlc.Tensor, layers: Sequence[ImageLayer]) -> mlc.
         match kind:
             case "convolution" | "pointwise":
                 x = net.convolution(x, name, stride)
+            case "dilated":
+                w, b = net.tensor(f"{name}.weight"), net.tensor(f"{name}.bias")
+                x = graph.convolution(x, outputs, 3, dilation=stride, weights=w, biases=b)
             case "depthwise":
                 w, b = net.tensor(f"{name}.weight"), net.tensor(f"{name}.bias")
                 x = graph.depthwise_convolution(x, stride=stride, padding=1, weights=w, biases=b)
@@ -241,8 +250,12 @@ def image_network(net: Net, x: mlc.Tensor, layers: Sequence[ImageLayer]) -> mlc.
                 x = graph.convolution(x, outputs, 4, stride=2, padding=1, transposed=True, weights=w, biases=b)
             case "norm":
                 x = net.batch_norm(x, name)
+            case "groupnorm":
+                x = net.group_norm(x, name)
             case "relu":
                 x = net.relu(x)
+            case "silu":
+                x = graph.activation(x, "silu")
             case "pool":
                 x = net.pool(x)
             case "upsample":

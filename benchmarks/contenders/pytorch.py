@@ -16,6 +16,7 @@ from benchmarks.workloads import (
     BETA1,
     BETA2,
     EPSILON,
+    GROUPS,
     HEAD_WIDTH,
     HEADS,
     HIDDEN,
@@ -239,6 +240,8 @@ class ImageNetwork(nn.Module):
             match kind:
                 case "convolution":
                     made = nn.Conv2d(channels, outputs, 3, stride, 1)
+                case "dilated":
+                    made = nn.Conv2d(channels, outputs, 3, 1, stride, dilation=stride)
                 case "pointwise":
                     made = nn.Conv2d(channels, outputs, 1)
                 case "depthwise":
@@ -247,11 +250,13 @@ class ImageNetwork(nn.Module):
                     made = nn.ConvTranspose2d(channels, outputs, 4, 2, 1)
                 case "norm":
                     made = nn.BatchNorm2d(channels, NORM_EPSILON)
+                case "groupnorm":
+                    made = nn.GroupNorm(GROUPS, channels, NORM_EPSILON)
                 case "dense":
                     made = nn.Linear(channels, outputs)
                 case _:
-                    plain = {"relu": nn.ReLU(), "pool": nn.MaxPool2d(2), "upsample": nn.Upsample(scale_factor=2)}
-                    made = plain.get(kind, nn.Identity())
+                    plain = {"relu": nn.ReLU(), "silu": nn.SiLU(), "pool": nn.MaxPool2d(2)}
+                    made = nn.Upsample(scale_factor=2) if kind == "upsample" else plain.get(kind, nn.Identity())
             self.body.append(made)
             if kind == "keep":
                 kept.append(channels)
