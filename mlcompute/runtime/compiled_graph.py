@@ -72,6 +72,8 @@ class CompiledGraph:
         #: Tells when runs last overwrote them.
         self.clock = Clock(engine)
         weakref.finalize(self, self.clock.retire)
+        #: Results that were asked about -> does their first axis count samples?
+        self._counts_samples: dict[Tensor, bool] = {}
         #: The last `execute`, if one that asks for the same needs no looking up.
         self.call_cache: CallCache | None = None
         #: Inputs as errors about them begin, by the method that was called.
@@ -149,6 +151,12 @@ class CompiledGraph:
 
     def counts_samples(self, tensor: Tensor) -> bool:
         """Does the first axis of a result count samples? Its shape with another batch tells, if there can be one."""
+        found = self._counts_samples.get(tensor)
+        if found is None:
+            found = self._counts_samples[tensor] = self._find_whether_it_counts_samples(tensor)
+        return found
+
+    def _find_whether_it_counts_samples(self, tensor: Tensor) -> bool:
         moves = any(node.layer.moves_axes or node.layer.batch_axes != () for node in self.request.nodes)
         if self.unbatched is not None or not moves:
             return True
