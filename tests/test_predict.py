@@ -52,6 +52,24 @@ def test_answers_in_one_call(tmp_path: Path) -> None:
     assert np.array_equal(mlc.load(tmp_path / "net.safetensors").predict(X, device=CPU), trainer.predict(X))
 
 
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_samples_along_another_axis_are_not_joined_along_the_first(batch: int) -> None:
+    graph = mlc.Graph()
+    h = graph.dense(graph.input((batch, 4, 6), "x"), 3)
+    turned, rows = h.transpose((1, 0, 2)), h.reshape((batch * 4, 3))
+    back = turned.transpose((1, 0, 2))
+    x = np.random.default_rng(0).standard_normal((8, 4, 6)).astype(np.float32)
+    expected = graph.predict(x, outputs=h, device=CPU)
+    assert np.array_equal(graph.predict(x, outputs=back, device=CPU), expected)
+    assert np.array_equal(graph.predict(x, outputs=rows, device=CPU), expected.reshape(-1, 3))
+    for samples in {8, 7, 1} - {batch}:
+        with pytest.raises(mlc.DataError, match="first axis does not count the samples"):
+            graph.predict(x[:samples], outputs=turned, device=CPU)
+    if batch == 4:
+        whole = graph.predict(x[:4], outputs=turned, device=CPU)  # one whole batch needs no joining
+        assert np.array_equal(whole, expected[:4].transpose(1, 0, 2))
+
+
 def test_what_the_graph_minimises_is_not_asked_for() -> None:
     graph = mlc.Graph()
     x, t = graph.input((16, 4), "x"), graph.input((16, 3), "t")

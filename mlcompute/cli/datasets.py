@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mlcompute.data.columns import KINDS
 from mlcompute.data.loading import BUILT_IN, FORMATS
 from mlcompute.data.paths import existing
 from mlcompute.errors import DataError, Error
+from mlcompute.saving import Checkpoint
 
 HELP = f"{FORMATS}; or {', '.join(BUILT_IN)}, which come with the package"
 
@@ -114,11 +116,31 @@ def read_for(checkpoint: str, path: str | None, *, labels: bool, everything: boo
     if path is None and split.other and not split.test and not everything:
         return preprocessing.read(split.other), True
     data = preprocessing.read(where, labels=labels)
-    if everything or where != preprocessing.source:
+    if everything or not _is_same(where, preprocessing.source):
         return data, False
     parts = preprocessing.parts(data)
     held = parts.test if len(parts.test) else parts.validation
-    return (data.subset(held), True) if len(held) else (data, False)
+    if not len(held):
+        return data, False
+    _expect_trained_on(checkpoint, where, len(parts.train))
+    return data.subset(held), True
+
+
+def _is_same(path: str, source: str) -> bool:
+    """Are these one file or folder, or one name of data of the package's?"""
+    return path == source or (os.path.exists(path) and os.path.exists(source) and os.path.samefile(path, source))
+
+
+def _expect_trained_on(checkpoint: str, path: str, samples: int) -> None:
+    """Refuse data that has changed since: which samples were held out follows from how many there are."""
+    with Checkpoint(checkpoint) as file:
+        trained = file.progress.get("trainer", {}).get("settings", {}).get("samples")
+    if trained not in (None, samples):
+        raise DataError(
+            f"{path}: has changed since {checkpoint} was trained, on {trained:,} samples of it: now they would be "
+            f"{samples:,}, and nobody can tell which ones were held out then",
+            fix="name other data: --data PATH to evaluate (--all takes all samples), a file to predict",
+        )
 
 
 def _plain(checkpoint: str, path: str | None, labels: bool) -> Dataset:

@@ -144,7 +144,7 @@ def _continued(args: argparse.Namespace, trainer: mlc.Trainer, preprocessing: Te
     """How a text goes on; the model reads the last characters, as many as it was trained with."""
     if args.prompt is None and args.data is None:
         raise DataError(f"{args.model}: writes a text on", fix="say how it begins: --prompt TEXT, or a text file")
-    prompt = args.prompt if args.prompt is not None else read_file(args.data).rstrip("\n")
+    prompt = args.prompt if args.prompt is not None else read_file(args.data, preprocessing.encoding).rstrip("\n")
     tokens = preprocessing.encode(prompt, args.data or "--prompt")
     if not len(tokens):
         raise DataError("--prompt: is empty", fix="give at least one character")

@@ -46,7 +46,8 @@ from mlcompute.compiler.transpose_matmul import transpose_matmul
 from mlcompute.compiler.unmerge_aliased_updates import unmerge_aliased_updates
 from mlcompute.compiler.verify import debugs, verify_pass, verify_program
 from mlcompute.compiler.write_exchanged import write_exchanged
-from mlcompute.ops.op import Step
+from mlcompute.ops.op import Shape, Step
+from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
     from mlcompute.devices.device import Engine
@@ -222,6 +223,15 @@ def compile_programs(
         return programs
 
 
+def shapes_with(request: Request, engine: Engine, batch_size: int) -> dict[Tensor, Shape]:
+    """The shapes of all tensors with another number of samples, without compiling the rest."""
+    context = Context(request, engine, Program("inference", batch_size))
+    lower([], context)
+    shapes = {tensor: value.shape for tensor, value in context.program.values.items()}
+    context.trace.clear()
+    return shapes
+
+
 def _finished(steps: list[Step], context: Context) -> Program:
     program = context.program
     steps = _transformed(steps, context, PASSES[_DIFFERS:])
@@ -252,4 +262,4 @@ def _print_changes(each: Pass, before: list[Step], after: list[Step], context: C
     print("\n".join([title, *lines]), file=sys.stderr)
 
 
-__all__ = ["PASSES", "STYLES", "Context", "Pass", "Request", "compile_program", "compile_programs"]
+__all__ = ["PASSES", "STYLES", "Context", "Pass", "Request", "compile_program", "compile_programs", "shapes_with"]

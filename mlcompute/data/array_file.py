@@ -63,6 +63,8 @@ class ArrayPreprocessing(Preprocessing):
         else:
             found = read_arrays(place)
         who, name = str(path), "test" if "x_test" in found else "train"
+        if labels and name == "train" and {"x_val", "y_val"} <= found.keys():
+            name = "val"  # what such a model was not trained on
         if f"x_{name}" not in found:
             raise DataError(f"{who}: lacks x", found=listed(list(found)), expected="samples as x or x_test")
         y = found.get(f"y_{name}") if labels else None

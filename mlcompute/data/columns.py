@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from mlcompute.data.target import Array, listed, short, shown
-from mlcompute.data.written_numbers import is_missing, not_numbers, typed
+from mlcompute.data.written_numbers import as_number, is_missing, is_plain, not_numbers, plain, typed
 from mlcompute.errors import DataError
 
 Kind = Literal["number", "date", "category", "ignored"]
@@ -21,6 +21,8 @@ ONE_HOT = 16
 #: What stands behind a time and says of which zone it is.
 _ZONE = re.compile(r"(?<=\d)([T ]\d\d:?\d\d(?::?\d\d(?:\.\d+)?)?) ?(Z|[+-]\d\d(?::?\d\d)?)$")
 _OTHER_DATE = re.compile(r"\d{1,4}([./])\d{1,2}\1\d{2,4}")
+#: The value of a category that is missing.
+MISSING_TEXT = "(missing)"
 #: So much of a column must be numbers for the rest to be taken for mistakes.
 _MOSTLY = 0.8
 
@@ -32,6 +34,7 @@ class Frame:
     lines    where each sample stands in the file, counted in what `place` says
     decimal  the decimal mark of its numbers, as far as it shows
     blank    rows of separators alone: every value is missing
+    written  columns of numbers as they stand in the file: 007 or 1.50
     """
 
     who: str
@@ -40,6 +43,7 @@ class Frame:
     place: str = "line"
     decimal: str = ""
     blank: tuple[int, ...] = ()
+    written: Mapping[str, Array] = field(default_factory=dict)
 
     def without_blank(self, *, only_last: bool = False) -> tuple[Frame, tuple[str, ...]]:
         """The table without rows of separators alone, as spreadsheets leave them behind the others; and a note.
@@ -59,6 +63,7 @@ class Frame:
         frame = replace(
             self,
             columns={name: column[kept] for name, column in self.columns.items()},
+            written={name: column[kept] for name, column in self.written.items()},
             lines=[self.lines[k] for k in kept],
             blank=tuple(int(k) for k in np.flatnonzero(np.isin(kept, self.blank))),
         )
@@ -156,9 +161,21 @@ class Column:
         return _as_kind(frame, self.name, "date")
 
     def codes(self, frame: Frame) -> Array:
-        """A category as whole numbers: 0 for values that training has not seen, 1 for the first."""
+        """A category as whole numbers: 0 for values that training has not seen, 1 for the first.
+
+        Whether a column is text or numbers depends on all its values, and can be otherwise in another file: 007 beside
+        A12 is text, alone it is 7. What training has read as text is compared as it is written, where that is known.
+        """
+        raw = frame.columns[self.name]
         numbers = {value: k + 1 for k, value in enumerate(self.values)}
-        return np.array([numbers.get(text, 0) for text in as_text(frame.columns[self.name])], np.int64)
+        if all(is_plain(value) for value in self.values if value != MISSING_TEXT):
+            texts = [as_number(text, frame.decimal) for text in as_text(raw)]
+        elif raw.dtype.kind == "f" and self.name not in frame.written:
+            numbers = {as_number(value): code for value, code in reversed(numbers.items())}
+            texts = list(as_text(raw))
+        else:
+            texts = list(as_text(frame.written.get(self.name, raw)))
+        return np.array([numbers.get(text, 0) for text in texts], np.int64)
 
 
 def columns_from(state: Sequence[dict[str, Any]]) -> tuple[Column, ...]:
@@ -268,9 +285,8 @@ def as_text(raw: Array) -> Array:
     """A column as text, '(missing)' where there is none."""
     if raw.dtype.kind == "f":
         values, which = np.unique(raw, return_inverse=True)
-        texts = [None if np.isnan(one) else str(int(one)) if one.is_integer() else repr(float(one)) for one in values]
-        raw = np.array(texts, dtype=object)[which]
-    return np.array(["(missing)" if is_missing(text) else text for text in raw])
+        raw = np.array([None if np.isnan(one) else plain(one) for one in values], dtype=object)[which]
+    return np.array([MISSING_TEXT if is_missing(text) else text for text in raw])
 
 
 def _is_date(text: str) -> bool:

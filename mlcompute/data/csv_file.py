@@ -69,7 +69,8 @@ def read_frame(
     lines = [line for line, _ in rows]
     columns, mark = typed(str(path), dict(named), lambda row: f"line {lines[row]}", separator, decimal, usual_decimal)
     blank = tuple(k for k, (_, row) in enumerate(rows) if not any(field.strip() for field in row))
-    return Frame(str(path), columns, lines, decimal=mark, blank=blank)
+    written = {name: column for name, column in named if columns[name].dtype.kind == "f"}
+    return Frame(str(path), columns, lines, decimal=mark, blank=blank, written=written)
 
 
 def _rows(path: Path, text: str, separator: str, before: int) -> _Rows:

@@ -54,6 +54,9 @@ class SeriesPreprocessing(Preprocessing):
         x = np.ascontiguousarray(x)
         return Dataset(FilePath(frame.who).name, x, y, self, notes=lines.notes, sample_names=ends)
 
+    def parts(self, data: Dataset) -> Parts:
+        return _apart(super().parts(data), len(data), self.window, self.horizon)
+
     @classmethod
     def restored(cls, fields: dict[str, Any]) -> Preprocessing:
         return cls(columns=columns_from(fields.pop("columns")), **fields)
@@ -75,10 +78,8 @@ def series(
     frame, left_out = frame.without_blank(only_last=True)
     values = known(frame, name)
     count = _count(frame, window, horizon)
-    parts = split.parts(who, count)
-    # The windows before a part share lines with it: those to learn from end before it begins.
-    reach = window - 1 + horizon
-    first = parts.train[: len(parts.train) - reach if len(parts.train) < count else count]
+    parts = _apart(split.parts(who, count), count, window, horizon)
+    first = parts.train
     if not len(first):
         raise DataError(
             f"{who}: {len(values)} lines leave no window of {window} to learn from",
@@ -97,8 +98,14 @@ def series(
     later = f"{horizon} line{'s'[: horizon > 1]} later"
     notes.append(f"x: {window} lines in a row;  y: {name!r}, {later}, {target.described()}")
     notes += [*times, *left_out]
-    data = replace(whole, notes=tuple(notes)).with_held_out(Parts(first, parts.validation, parts.test))
+    data = replace(whole, notes=tuple(notes)).with_held_out(parts)
     return data.validated_with(validation) if isinstance(validation, (str, os.PathLike)) else data
+
+
+def _apart(parts: Parts, count: int, window: int, horizon: int) -> Parts:
+    """The windows before a part share lines with it: those to learn from end before it begins."""
+    train = parts.train
+    return parts if len(train) == count else parts._replace(train=train[: max(0, len(train) - window + 1 - horizon)])
 
 
 def _uneven(frame: Frame, column: Column) -> list[str]:

@@ -67,6 +67,22 @@ def typed(
     return found, shared
 
 
+def plain(number: float) -> str:
+    """A number as text, the same for the same number: 7 or 1.5."""
+    return str(int(number)) if float(number).is_integer() else repr(float(number))
+
+
+def as_number(text: str, decimal: str = "") -> str:
+    """Text that is a number as `plain` writes it, other text as it is."""
+    mark = decimal or "."
+    return plain(float(text.translate(_PLAIN[mark]))) if _FORMS[mark].fullmatch(text) else text
+
+
+def is_plain(text: str) -> bool:
+    """Is it a number as `plain` writes it?"""
+    return bool(_FORMS["."].fullmatch(text)) and as_number(text) == text
+
+
 def not_numbers(texts: Collection[str], decimal: str) -> list[str]:
     """Those that are no numbers, with the decimal mark under which the fewest are not."""
     return min(([text for text in texts if not _FORMS[mark].fullmatch(text)] for mark in decimal or MARKS), key=len)

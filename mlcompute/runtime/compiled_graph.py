@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlcompute.compiler import Request, compile_program, compile_programs
+from mlcompute.compiler import Request, compile_program, compile_programs, shapes_with
 from mlcompute.compiler.program import Program
 from mlcompute.devices.scalars import Scalars
 from mlcompute.enums import ExecutionOptions
+from mlcompute.errors import Error
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.objective import is_loss
 from mlcompute.layers.recurrent import Recurrent
@@ -71,6 +72,8 @@ class CompiledGraph:
         #: Tells when runs last overwrote them.
         self.clock = Clock(engine)
         weakref.finalize(self, self.clock.retire)
+        #: Results that were asked about -> does their first axis count samples?
+        self._counts_samples: dict[Tensor, bool] = {}
         #: The last `execute`, if one that asks for the same needs no looking up.
         self.call_cache: CallCache | None = None
         #: Inputs as errors about them begin, by the method that was called.
@@ -145,6 +148,27 @@ class CompiledGraph:
         self._sizes[sizes] = {**known, with_losses: request}
         self.limit_sizes(self.size_limit)
         return request
+
+    def counts_samples(self, tensor: Tensor) -> bool:
+        """Does the first axis of a result count samples? Its shape with another batch tells, if there can be one."""
+        found = self._counts_samples.get(tensor)
+        if found is None:
+            found = self._counts_samples[tensor] = self._find_whether_it_counts_samples(tensor)
+        return found
+
+    def _find_whether_it_counts_samples(self, tensor: Tensor) -> bool:
+        moves = any(node.layer.moves_axes or node.layer.batch_axes != () for node in self.request.nodes)
+        if self.unbatched is not None or not moves:
+            return True
+        full = self.request.batch_size
+        other = full - 1 or 2
+        try:
+            request = _leading(without_losses(self.request), other)
+            rows, *extents = shapes_with(request, self.engine, other)[tensor]
+        except Error:
+            return True
+        first, *wanted = tensor.descriptor.shape
+        return extents == wanted and rows * full == first * other
 
     def limit_sizes(self, limit: int) -> None:
         """Keep programs of so many sizes, those used last."""

@@ -331,6 +331,12 @@ class Session:
             return None
         return rows_per_sample(tensor, self.compiled.request)
 
+    def counts_samples(self, tensor: Tensor) -> bool:
+        """Does the first axis of a result count samples, as far as the graph can tell?"""
+        self.compile_if_needed()
+        assert self.compiled is not None
+        return self.compiled.counts_samples(tensor)
+
     # Runs -----------------------------------------------------------------------------------------------------------
 
     def raise_unseen_error(self) -> None:

@@ -101,12 +101,9 @@ def run(model: Predictor, batch: Batch, *, with_labels: bool) -> tuple[dict[str,
     kept: dict[str, Array] = {}
     for name, output in model.outputs.items():
         d = output.prediction.descriptor
-        scale = d.shape[0] // model.feed.batch
-        if not scale:
-            raise DataError(
-                f"output '{name}' has shape {d.shape}, no row for each of {model.feed.batch} samples",
-                fix="name other outputs, outputs={...}, or transpose this one: its first axis must count the samples",
-            )
+        scale, rest = divmod(d.shape[0], model.feed.batch)
+        if rest or not scale:
+            raise _other_axis_first(model, name)
         buffers[name] = np.empty((batch.size * scale, *d.shape[1:]), d.data_type.numpy)
         kept[name] = buffers[name][: batch.rows * scale]
     graph = model.inference
@@ -127,6 +124,14 @@ def run(model: Predictor, batch: Batch, *, with_labels: bool) -> tuple[dict[str,
     terms: dict[str, Any] = {name: session_of(graph).fetch(tensor) for name, tensor in model.terms.items()}
     parts = {name: number(value) for name, value in terms.items()}
     return kept, number(result.data), parts
+
+
+def _other_axis_first(model: Predictor, name: str) -> DataError:
+    shape = model.outputs[name].prediction.descriptor.shape
+    return DataError(
+        f"output '{name}' has shape {shape}: its first axis does not count the samples, {model.feed.batch} in a batch",
+        fix="name other outputs, outputs={...}, or transpose this one",
+    )
 
 
 def _runnable(model: Predictor, batch: Batch, who: str, *, with_labels: bool, is_first: bool) -> Batch:
@@ -213,9 +218,14 @@ def predict(model: Predictor, data: Data, size: int, who: str) -> dict[str, Arra
     """The predictions for all samples, in order, by output."""
     parts: dict[str, list[Array]] = {name: [] for name in model.outputs}
     count = 0
-    is_filled = False
+    is_filled = is_joined = False
     with contextlib.closing(data.batches(Epoch(size))) as batches:
         for batch in batches:
+            if not is_joined and (count or batch.rows < model.feed.batch):
+                is_joined = True
+                for name, output in model.outputs.items():
+                    if not model.counts_samples(output.prediction):
+                        raise _other_axis_first(model, name)
             batch = _runnable(model, batch, who, with_labels=False, is_first=not is_filled)
             is_filled = is_filled or bool(batch.filling)
             for name, prediction in run(model, batch, with_labels=False)[0].items():

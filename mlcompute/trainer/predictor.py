@@ -76,6 +76,10 @@ class Predictor:
                 self._refusals[key] = ""
         return self._refusals[key]
 
+    def counts_samples(self, output: Tensor) -> bool:
+        """Does the first axis of an output count samples? Its shape with another batch tells, if there can be one."""
+        return session_of(self.inference).counts_samples(output)
+
     def _run_by(self, trains: bool) -> TrainingGraph | InferenceGraph:
         return self.inference
 

@@ -107,6 +107,25 @@ def test_a_model_is_judged_by_what_was_held_out(folder: Path, capsys: pytest.Cap
     assert text.startswith("data, 96 samples\n"), "none of them was held out from a training on other data"
 
 
+def test_what_was_held_out_is_found_however_the_data_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained = answer(capsys, "train", "net.py", "--data", "data.npz", "--epochs", "2")
+    for name in ("./data.npz", str(folder / "data.npz")):
+        measured = answer(capsys, "evaluate", trained["checkpoint"], "--data", name)
+        assert (measured["samples"], measured["loss"]) == (19, pytest.approx(trained["val_loss"])), name
+    with np.load("data.npz") as file:
+        x, y = file["x"], file["y"]
+    np.savez("data.npz", x=np.concatenate([x, x[:20]]), y=np.concatenate([y, y[:20]]))
+    for command in ("evaluate", "predict"):
+        assert main([command, trained["checkpoint"]]) == 1
+        assert "has changed since" in capsys.readouterr().err
+    assert answer(capsys, "evaluate", trained["checkpoint"], "--all")["samples"] == 116
+    np.savez("divided.npz", x=x, y=y, x_val=x[:9], y_val=y[:9])
+    trained = answer(capsys, "train", "net.py", "--data", "divided.npz", "--epochs", "2", "--out", "divided")
+    measured = answer(capsys, "evaluate", trained["checkpoint"])
+    assert (measured["samples"], measured["loss"]) == (9, pytest.approx(trained["val_loss"]))
+    assert answer(capsys, "predict", trained["checkpoint"], "divided.npz")["shape"] == [96, 3]
+
+
 @pytest.mark.parametrize(("model", "name", "held"), [("mlp", "digits", 540), ("tabular", "iris", 45)])
 def test_data_of_the_package_is_divided_as_in_training(
     folder: Path, capsys: pytest.CaptureFixture[str], model: str, name: str, held: int

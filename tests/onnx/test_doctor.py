@@ -92,6 +92,16 @@ def test_what_programs_disagree_about_is_noted() -> None:
         assert all("PyTorch and onnxruntime round the size down first" in note for note in notes)
 
 
+def test_batch_statistics_in_predictions_are_noted() -> None:
+    ones = {name: np.ones(3, np.float32) for name in ("scale", "bias", "mean", "var")}
+    for mode, count in ((1, 1), (0, 0)):
+        node = helper.make_node("BatchNormalization", ["x", *ones], ["y"], training_mode=mode)
+        for batch_norm in ("train", "frozen"):
+            notes = mlc.onnx.load(_one(node, [4, 3], **ones), batch_norm=batch_norm).notes
+            assert len(notes) == count
+            assert all("the statistics of each batch, in predictions" in note for note in notes)
+
+
 def test_the_table_has_every_operator() -> None:
     table = mlc.onnx.operator_table()
     named = {line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]}

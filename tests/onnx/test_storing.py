@@ -192,8 +192,38 @@ def test_resize_by_a_scale_with_no_exact_float(mode: str, scale: float) -> None:
         np.testing.assert_allclose(ours, y, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("how", "rule", "sizes"),
+    [
+        ("asymmetric", "round_prefer_ceil", (9, 2)),
+        ("asymmetric", "round_prefer_floor", (9, 38)),
+        ("asymmetric", "floor", (10, 5)),
+        ("align_corners", "floor", (38, 29)),
+        ("align_corners", "ceil", (29, 23)),
+        ("align_corners", "round_prefer_floor", (29, 4)),
+        ("half_pixel", "round_prefer_ceil", (1, 19)),
+    ],
+)
+def test_resize_to_a_size_picks_the_elements_onnxruntime_picks(how: str, rule: str, sizes: tuple[int, int]) -> None:
+    """Positions in the middle between two elements, and on one, although the scale is not exact: 7 to 2 elements."""
+    given = {"coordinate_transformation_mode": how, "nearest_mode": rule}
+    graph = helper.make_graph(
+        [helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], mode="nearest", **given)],
+        "resize",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 1, 5, 7])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.int64([2, 1, *sizes]), "sizes")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    x = np.arange(70, dtype=np.float32).reshape(2, 1, 5, 7)
+    (ours,) = run_graph(mlc.onnx.load(model, batch=2), {"x": x}, mlc.Device.cpu())
+    (theirs,) = onnxruntime.InferenceSession(model.SerializeToString()).run(["y"], {"x": x})
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("scales", [[0.2, 0.25], [0.3, 0.4]])
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-def test_resize_to_one_pixel_takes_the_first(mode: str) -> None:
+def test_resize_to_one_pixel_takes_the_first(mode: str, scales: list[float]) -> None:
     """The specification: a length of 1 lies on element 0."""
     how = {"coordinate_transformation_mode": "pytorch_half_pixel"}
     graph = helper.make_graph(
@@ -201,7 +231,7 @@ def test_resize_to_one_pixel_takes_the_first(mode: str) -> None:
         "resize",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 5, 4])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.float32([1, 1, 0.2, 0.25]), "scales")],
+        [numpy_helper.from_array(np.float32([1, 1, *scales]), "scales")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     x = np.random.default_rng(0).standard_normal((2, 3, 5, 4)).astype(np.float32)

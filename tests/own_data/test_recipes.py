@@ -139,6 +139,12 @@ def test_series_text_and_autoencoder(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["predict", "2", "abc.txt", "--count", "3"]) == 0, "the run's number"
     assert capsys.readouterr().out.strip() == "…" + "abc" * 5, "of a long text what the model reads"
 
+    Path("grüße.txt").write_text("äöüäöü" * 60, encoding="cp1252")
+    windows = ("--data", "grüße.txt", "--encoding", "cp1252", "--length", "12", "--batch", "8")
+    trained = answer(capsys, "train", "gpt", *windows, "--epochs", "1")
+    text = answer(capsys, "predict", trained["checkpoint"], "grüße.txt", "--count", "3")["text"]
+    assert text[:-3] == "äöüäöü" * 60, "read as it was in training"
+
     trained = answer(capsys, "train", "autoencoder", "--data", "iris", "--epochs", "2")
     errors = answer(capsys, "predict", trained["checkpoint"])["predictions"]
     assert len(errors) == 30

@@ -259,6 +259,25 @@ def test_kinds_can_be_said() -> None:
     assert data.shape == (9,)
 
 
+def test_categories_are_the_same_whatever_stands_beside_them() -> None:
+    """A column of 007 and A12 is text; the 007 alone, in another file, is a column of numbers."""
+
+    def codes(trained: list[str], new: list[str], separator: str = ",", **kinds: Any) -> list[int]:
+        rows = (f"{text}{separator}{k % 2}\n" for k, text in enumerate(trained * 10))
+        Path("a.csv").write_text(f"code{separator}y\n" + "".join(rows))
+        Path("b.csv").write_text(f"code{separator}y\n" + "".join(f"{text}{separator}0\n" for text in new))
+        prepared = mlc.data.read_csv("a.csv", "y", kinds=kinds or None).preprocessing
+        assert prepared is not None
+        found = prepared.read("b.csv", labels=False).x
+        return [int(row.argmax()) if row.any() else -1 for row in found]
+
+    assert codes(["007", "7", "A12"], ["7", "007", "0007"]) == [1, 0, -1]
+    assert codes(["1.50", "2.00", "none yet"], ["2.00", "1.50"]) == [1, 0]
+    assert codes(["1", "2"], ["01", "2.0", "3"], code="category") == [0, 1, -1]
+    assert codes(["1", "2"], ["2", "two"], code="category") == [1, -1]
+    assert codes(["1,5", "2,5"], ["2,50", "1,5"], ";", code="category") == [1, 0]
+
+
 def test_many_categories_are_embedded() -> None:
     cities = [f"city{k % 25:02}" for k in range(100)]
     Path("cities.csv").write_text("city,size,label\n" + "".join(f"{c},{k % 9},{k % 3}\n" for k, c in enumerate(cities)))
@@ -345,6 +364,9 @@ def test_windows_of_a_series() -> None:
     assert last_seen < round(float(first_held)), "no line is both learned from and held out"
     assert columns[0].mean == pytest.approx(np.arange(len(data) + 3).mean()), "nor is its mean"
     assert target.outputs == 1
+    assert len(preprocessing.parts(preprocessing.read("series.csv")).train) == len(data)
+    with pytest.raises(mlc.DataError, match="leave no window of 4 to learn from"):
+        mlc.data.read_csv("series.csv", "value", window=4, horizon=5, validation=0.8)
     everything = preprocessing.read("series.csv", labels=False)
     assert len(everything) == 27
     assert everything.sample_names[-1] == "after line 31", "the last one is a forecast"

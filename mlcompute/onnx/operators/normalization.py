@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from mlcompute import ops
 from mlcompute.errors import ShapeError
+from mlcompute.onnx.operands import Use
 from mlcompute.onnx.operators.shapes import padded
 from mlcompute.onnx.rows import Call, NotImportedError, front, operator
 from mlcompute.onnx.types import carried, numpy_type
@@ -25,7 +27,22 @@ def _in_float32(x: Value) -> Value:
     return ops.convert(x, FLOAT32) if x.dtype.itemsize < 4 else x
 
 
-@operator("BatchNormalization", frozen=(3, 4), weights=(1, 2, 3, 4))
+def _trains(attributes: Mapping[str, Any], version: int) -> bool:
+    """Does the model say that the statistics of each batch are used?"""
+    return bool(attributes.get("training_mode") or (version < 7 and not attributes.get("is_test")))
+
+
+def _of_each_batch(use: Use) -> str:
+    """What is exported for training gives other predictions than people expect, and no option changes that."""
+    if not _trains(use.attributes, use.version):
+        return ""
+    return (
+        "training_mode=1 is followed literally, whatever batch_norm says: the statistics of each batch, in predictions "
+        "too, and running ones that never change; export the model for inference"
+    )
+
+
+@operator("BatchNormalization", frozen=(3, 4), weights=(1, 2, 3, 4), caution=_of_each_batch)
 def batch_normalization(call: Call) -> Value | tuple[Value, ...]:
     x, scale, bias = call[0], call[1], call[2]
     mean, variance = call[3], call[4]
@@ -34,8 +51,7 @@ def batch_normalization(call: Call) -> Value | tuple[Value, ...]:
         raise ShapeError(f"BatchNormalization: {x.shape} has no channels")
     if call.version < 9 and not call.attribute("spatial", 1):
         raise NotImportedError("BatchNormalization with spatial=0")
-    trains = call.attribute("training_mode", 0) or (call.version < 7 and not call.attribute("is_test", 0))
-    if not trains:
+    if not _trains(call.attributes, call.version):
         slope = per_channel(x, scale * ops.rsqrt(variance + epsilon))
         return (x - per_channel(x, mean)) * slope + per_channel(x, bias)
     axes = (0, *range(2, x.rank))

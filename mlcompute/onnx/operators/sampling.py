@@ -46,10 +46,11 @@ def _positions_in_float32(call: Call, extent: int, size: int, scale: np.float32,
         mode = "asymmetric"
     x = np.arange(size, dtype=np.float32)
     full = scale * np.float32(extent)  # the size before it is rounded down
+    full = np.float32(size) if np.isclose(full, size, rtol=1e-6, atol=0.0) else full
     if mode == "asymmetric":
         return x / scale
     if mode == "align_corners":
-        return x * ((extent - 1) / (full - 1)) if full != 1 else x * 0.0
+        return x * np.float32(extent - 1) / (full - 1) if full != 1 else x * 0.0
     if mode == "tf_crop_and_resize":
         start, end = map(float, roi)
         if full != 1:
@@ -57,7 +58,7 @@ def _positions_in_float32(call: Call, extent: int, size: int, scale: np.float32,
         return x * 0.0 + 0.5 * (start + end) * (extent - 1)
     if mode == "tf_half_pixel_for_nn":
         return (x + 0.5) / scale
-    if mode == "pytorch_half_pixel" and full == 1:
+    if mode == "pytorch_half_pixel" and size == 1:
         return x * 0.0
     if mode == "half_pixel_symmetric":
         centre = extent / 2
@@ -67,13 +68,17 @@ def _positions_in_float32(call: Call, extent: int, size: int, scale: np.float32,
     return (x + 0.5) / scale - 0.5
 
 
+#: Positions this near to the middle between two elements are taken for the middle: 2 / float32(4 / 7) is not quite 3.5.
+_HALF = 0.5 + 1e-5
+
+
 def _nearest(call: Call, positions: Array, extent: int) -> Array:
     mode = call.attribute("nearest_mode", "round_prefer_floor")
     if call.kind == "Upsample" or call.version < 11:
         mode = "floor"
     rules: dict[str, Callable[[Array], Array]] = {
-        "round_prefer_floor": lambda x: np.ceil(x - 0.5),
-        "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+        "round_prefer_floor": lambda x: np.ceil(x - _HALF),
+        "round_prefer_ceil": lambda x: np.floor(x + _HALF),
         "floor": np.floor,
         "ceil": np.ceil,
     }
