@@ -8,6 +8,7 @@ multiplications.
 A bar is a barrier; a point is one of the values of a transformed tile. Images lie channels-last, a register holds
 neighbouring channels of one pixel, and a block of tiles stays in the thread's cache from the first step to the last.
 The gradient of the input is the convolution of dy with the filters rotated and their channels exchanged.
+Dilated, the pixels of a tile lie as far apart as the taps: all else is the same.
 Matrices are multiplied by `packed_gemm`: how samples are shared changes nothing.
 
 What is not finite spreads within its tile: where a plain sum gives one infinity, a tile may give NaN.
@@ -144,7 +145,8 @@ class _Tiles:
         self.code, self.down, self.across, self.memory = args.code, sizes.down, sizes.across, memory
         self.sizes, self.args = sizes, args
         self.tile_rows, self.row_tiles, self.block = args.numbers([sizes.tile_rows, sizes.row_tiles, sizes.block])
-        self.sections = args.number(sizes.sections)
+        self.sections, self.height_tiles = args.numbers([sizes.sections, sizes.height_tiles])
+        self.grids_across, self.step_down, self.step_across = args.numbers([sizes.grids[1], *sizes.dilations])
         self.depth, self.channels = args.numbers([sizes.depth, sizes.channels])
         self.x_points, self.y_points = args.numbers(
             [sizes.point_floats(sizes.depth), sizes.point_floats(sizes.channels)]
@@ -159,8 +161,12 @@ class _Tiles:
         """Of a row of tiles, counted through all samples: its sample, and its first row and column of pixels."""
         code = self.code
         within = code.rem(row, self.tile_rows)
-        top = code.mul(code.div(within, self.sections), self.down.outputs)
-        left = code.mul(code.mul(code.rem(within, self.sections), self.row_tiles), self.across.outputs)
+        section, line = code.rem(within, self.sections), code.div(within, self.sections)
+        grid_across, line = code.rem(line, self.grids_across), code.div(line, self.grids_across)
+        grid_down, tile_row = code.div(line, self.height_tiles), code.rem(line, self.height_tiles)
+        tiles_left = code.mul(section, self.row_tiles)
+        top = code.add(grid_down, code.mul(code.mul(tile_row, self.down.outputs), self.step_down))
+        left = code.add(grid_across, code.mul(code.mul(tiles_left, self.across.outputs), self.step_across))
         return code.div(row, self.tile_rows), top, left
 
     def copy_pixels(
@@ -178,23 +184,28 @@ class _Tiles:
         channel, channels = part
         columns = code.add(code.mul(self.row_tiles, self.across.outputs), extents[1] - self.across.outputs)
         sample, first, first_column = self.place(row)
-        before = code.sub(left, code.minimum(first_column, left))
-        skipped = code.sub(code.add(first_column, before), left)  # columns of the image on the left of the section
-        there = code.add(before, code.sub(width, code.minimum(skipped, width)))
+        start = code.sub(first_column, left)
+        # Columns of the tiles that lie before the image, and before its end.
+        before, there = (code.minimum(self._columns_before(code.sub(edge, start)), columns) for edge in ("0", width))
         target = DenseArray(code, self.memory["pixels"], (columns, channels))
         with code.loop(0, extents[0]) as offset:
-            y = code.sub(code.add(first, offset), top)
+            y = code.sub(code.add(first, code.mul(offset, self.step_down)), top)
             # An unsigned comparison: a row before the first is a very large number.
             exists = code.let(f"icmp ult i64 {y}, {height}")
-            begin = code.let(f"select i1 {exists}, i64 {code.minimum(before, columns)}, i64 {columns}")
-            end = code.let(f"select i1 {exists}, i64 {code.minimum(there, columns)}, i64 {columns}")
+            begin, end = (code.let(f"select i1 {exists}, i64 {edge}, i64 {columns}") for edge in (before, there))
             self._write(target.address(offset, "0"), None, begin, channels)
-            corner = image.address(sample, y, code.minimum(skipped, width))
+            corner = image.address(sample, y, code.add(start, code.mul(begin, self.step_across)))
             source = Line(code, code.at(corner, channel, image.element), image.element)
-            apart, rest = image.extents[2], code.sub(image.extents[2], channel)
+            apart, rest = code.mul(image.extents[2], self.step_across), code.sub(image.extents[2], channel)
             self._write(target.address(offset, begin), source, code.sub(end, begin), channels, apart, rest)
             self._write(target.address(offset, end), None, code.sub(columns, end), channels)
         return target
+
+    def _columns_before(self, pixels: str) -> str:
+        """Columns of a tile among so many pixels."""
+        code = self.code
+        exist = code.intrinsic("smax", "i64", pixels, "0")
+        return code.div(code.add(exist, code.sub(self.step_across, 1)), self.step_across)
 
     def _write(
         self, target: str, source: Line | None, pixels: str, channels: str, apart: str = "", there: str = ""
@@ -301,12 +312,13 @@ def _inverse_transform(tiles: _Tiles, y: DenseArray, start: str, rows: str, firs
         with code.loop(0, tiles.row_tiles) as tile, code.loop(0, tiles.channels, vector_lanes()) as channel:
             offset = code.add(code.mul(code.add(code.mul(row, tiles.row_tiles), tile), tiles.channels), channel)
             products = Line(code, code.at(memory["y"], offset, "float"), "float")
-            left = code.add(first_column, code.mul(tile, across.outputs))
+            left = code.add(first_column, code.mul(code.mul(tile, across.outputs), tiles.step_across))
             at = code.add(first, channel)
             mask = tiles.mask(y.extents[2], at)
 
             def store(down_: str | int, across_: int, value: SimdValue) -> None:
-                i, j = code.add(top, down_), code.add(left, across_)
+                i = code.add(top, code.mul(down_, tiles.step_down))
+                j = code.add(left, code.mul(across_, tiles.step_across))
                 inside = [code.let(f"icmp slt i64 {i}, {height}"), code.let(f"icmp slt i64 {j}, {width}")]
                 with code.when(code.let(f"and i1 {inside[0]}, {inside[1]}")):
                     y.line(sample, i, j).store(at, value, mask)

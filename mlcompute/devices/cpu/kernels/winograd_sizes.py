@@ -18,9 +18,9 @@ from mlcompute.ops.op import Shape, Step
 _TILES, _CACHE = 48, 400_000
 #: Bytes for the points of all threads' blocks, about.
 _ALL_BLOCKS = 3 << 20
-#: Of the time of a plain sum, what a filter with extent in one direction only may be estimated to take; and one with
-#: channels that do not fill vectors, since plain sums fill them up, too.
-_GAIN, _GAIN_UNFILLED = 0.75, 1.25
+#: Of the time of a plain sum, what a filter with extent in one direction only may be estimated to take; one with
+#: channels that do not fill vectors, since plain sums fill them up, too; and a dilated one.
+_GAIN, _GAIN_UNFILLED, _GAIN_DILATED = 0.75, 1.25, 1.0
 #: Fewer tiles than this do not pay for transforming the filters.
 _LEAST_TILES = 64
 #: Bytes for the sums of all slices of the gradient of filters; a single one may take more.
@@ -39,6 +39,7 @@ class Sizes(NamedTuple):
 
     down, across   the forms in both directions
     filled         depth and channels fill vectors; else they are rounded up to `depth` and `channels`, with zeros
+    dilations      from one pixel of a tile to the next
     """
 
     down: Form
@@ -51,6 +52,7 @@ class Sizes(NamedTuple):
     top: int
     left: int
     filled: bool = True
+    dilations: tuple[int, int] = (1, 1)
 
     @property
     def points(self) -> int:
@@ -62,9 +64,19 @@ class Sizes(NamedTuple):
         return -(-self._width_tiles // max(8, self._cached_tiles)) if self.down.taps == 1 else 1
 
     @property
+    def grids(self) -> tuple[int, int]:
+        """Dilated, an image is many images, of pixels that lie as far apart as taps: how many, down and across."""
+        return min(self.dilations[0], self.result[0]), min(self.dilations[1], self.result[1])
+
+    @property
+    def height_tiles(self) -> int:
+        """Rows of tiles in one grid."""
+        return -(-self.result[0] // (self.dilations[0] * self.down.outputs))
+
+    @property
     def tile_rows(self) -> int:
         """Rows of tiles in one sample: as many per row of pixels as it has sections."""
-        return -(-self.result[0] // self.down.outputs) * self.sections
+        return math.prod(self.grids) * self.height_tiles * self.sections
 
     @property
     def row_tiles(self) -> int:
@@ -73,7 +85,7 @@ class Sizes(NamedTuple):
 
     @property
     def _width_tiles(self) -> int:
-        return -(-self.result[1] // self.across.outputs)
+        return -(-self.result[1] // (self.dilations[1] * self.across.outputs))
 
     @property
     def _cached_tiles(self) -> int:
@@ -114,9 +126,12 @@ def winograd_sizes(step: Step) -> Sizes | None:
     a, (x, w, y) = step.attributes, convolution_shapes(step)
     if len(w) != 4 or not forms(*w[2:]) or not is_allowed():
         return None
-    if a["groups"] != 1 or (*a["strides"], *a["dilations"]) != (1, 1, 1, 1):
+    if a["groups"] != 1 or set(a["strides"]) != {1}:
         return None
-    lanes, (top, bottom, left, right), (most_down, most_across) = vector_lanes(), a["padding"], (w[2] - 1, w[3] - 1)
+    # The distance between taps is that of pixels of a tile, too; a single tap has none.
+    down, across = (dilation if taps > 1 else 1 for dilation, taps in zip(a["dilations"], w[2:], strict=True))
+    lanes, (top, bottom, left, right) = vector_lanes(), a["padding"]
+    most_down, most_across = down * (w[2] - 1), across * (w[3] - 1)
     rounded = [-(-count // lanes) * lanes for count in w[:2]]
     if math.prod(rounded) > _MOST_FILTERS:
         return None
@@ -128,13 +143,23 @@ def winograd_sizes(step: Step) -> Sizes | None:
     else:
         (source, depth), (result, channels) = (x[2:], rounded[1]), (y[2:], rounded[0])
     filled = rounded == [*w[:2]]
-    fitting = [Sizes(*both, x[0], source, depth, result, channels, top, left, filled) for both in forms(*w[2:])]
+    fitting = [
+        Sizes(*both, x[0], source, depth, result, channels, top, left, filled, (down, across)) for both in forms(*w[2:])
+    ]
     fitting = [sizes for sizes in fitting if sizes.tiles >= _LEAST_TILES]
-    if w[2] != w[3] or not filled:  # less is saved in one direction, or with zeros: not enough for few channels
-        plain = 2.0 * math.prod(y) * math.prod(w[1:]) / FLOPS_PER_NS
-        gain = _GAIN if w[2] != w[3] else _GAIN_UNFILLED
+    # Less is saved in one direction, with zeros, or where few pixels have taps inside: not enough for few channels.
+    if w[2] != w[3] or not filled or max(down, across) > 1:
+        plain = 2.0 * math.prod(y[:2]) * w[1] / FLOPS_PER_NS
+        plain *= math.prod(map(_taps_inside, x[2:], y[2:], w[2:], (down, across), (a["padding"][0], a["padding"][2])))
+        gain = _GAIN if w[2] != w[3] else _GAIN_DILATED if filled else _GAIN_UNFILLED
         fitting = [sizes for sizes in fitting if sizes.cost < gain * plain]
     return min(fitting, key=lambda sizes: sizes.cost, default=None)
+
+
+def _taps_inside(source: int, result: int, taps: int, dilation: int, before: int) -> int:
+    """Pairs of a tap and a pixel of the result, in one direction, where the tap lies inside the image."""
+    starts = [tap * dilation - before for tap in range(taps)]
+    return sum(max(0, min(result, source - start) - max(0, -start)) for start in starts)
 
 
 def is_allowed() -> bool:
