@@ -9,6 +9,7 @@ from typing import NamedTuple
 from mlcompute.devices.cpu.codegen.addressing import aligned, thread_floats
 from mlcompute.devices.cpu.codegen.code import vector_lanes
 from mlcompute.devices.cpu.gemm.packed_gemm import FLOPS_PER_NS, panel_width
+from mlcompute.devices.cpu.kernels.convolution_windows import taps_inside
 from mlcompute.devices.cpu.kernels.winograd_transforms import Form, forms
 from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
 from mlcompute.ops.images import convolution_shapes
@@ -149,17 +150,10 @@ def winograd_sizes(step: Step) -> Sizes | None:
     fitting = [sizes for sizes in fitting if sizes.tiles >= _LEAST_TILES]
     # Less is saved in one direction, with zeros, or where few pixels have taps inside: not enough for few channels.
     if w[2] != w[3] or not filled or max(down, across) > 1:
-        plain = 2.0 * math.prod(y[:2]) * w[1] / FLOPS_PER_NS
-        plain *= math.prod(map(_taps_inside, x[2:], y[2:], w[2:], (down, across), (a["padding"][0], a["padding"][2])))
+        plain = 2.0 * math.prod(y[:2]) * w[1] * taps_inside(step) / FLOPS_PER_NS
         gain = _GAIN if w[2] != w[3] else _GAIN_DILATED if filled else _GAIN_UNFILLED
         fitting = [sizes for sizes in fitting if sizes.cost < gain * plain]
     return min(fitting, key=lambda sizes: sizes.cost, default=None)
-
-
-def _taps_inside(source: int, result: int, taps: int, dilation: int, before: int) -> int:
-    """Pairs of a tap and a pixel of the result, in one direction, where the tap lies inside the image."""
-    starts = [tap * dilation - before for tap in range(taps)]
-    return sum(max(0, min(result, source - start) - max(0, -start)) for start in starts)
 
 
 def is_allowed() -> bool:
