@@ -31,6 +31,11 @@ KINDS: dict[str, tuple[Any, ...]] = {
     "strided and dilated": ((1, 3, 15, 15), (5, 3, 3, 2), (2, 2), (3, 2), (1, 2, 0, 1), 1),
     "pixels without taps": ((2, 3, 9, 9), (4, 3, 1, 1), (3, 2), (1, 1), (0, 0, 0, 0), 1),
     "pointwise": ((2, 10, 6, 5), (17, 10, 1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 1),
+    "pointwise, one panel": ((3, 64, 16, 18), (32, 64, 1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 1),
+    "pointwise, more outputs": ((3, 24, 16, 18), (96, 24, 1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 1),
+    "pointwise, one output": ((2, 80, 7, 9), (1, 80, 1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 1),
+    "pointwise, one input": ((2, 1, 7, 9), (20, 1, 1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 1),
+    "pointwise, volumes": ((2, 16, 3, 5, 7), (17, 16, 1, 1, 1), (1, 1, 1), (1, 1, 1), (0, 0, 0, 0, 0, 0), 1),
     "patches": ((2, 3, 16, 16), (24, 3, 8, 8), (8, 8), (1, 1), (0, 0, 0, 0), 1),
     "strides beyond the image": ((2, 1, 3, 2), (2, 1, 3, 3), (5, 5), (1, 1), (0, 0, 1, 1), 1),
     "depthwise, strides beyond the image": ((1, 3, 2, 3), (3, 1, 3, 3), (4, 4), (1, 1), (1, 1, 1, 1), 3),
@@ -155,3 +160,15 @@ def test_half_a_vector_of_outputs_is_not_few_for_winograd() -> None:
     bench = bench_of("convolution", kind)
     assert bench.entries is not None
     assert bench.entries[-1].kernel == "winograd 4x4"
+
+
+@pytest.mark.parametrize(
+    ("channels", "is_ours"), [((24, 96), True), ((64, 1), True), ((3, 2), False), ((512, 512), False)]
+)
+def test_gradients_of_pointwise_filters_are_products_over_pixels(channels: tuple[int, int], is_ours: bool) -> None:
+    """With a library, too, which is slow where images come from memory; unless filters are large, or very few."""
+    inputs, outputs = channels
+    kind = ((4, inputs, 12, 11), (outputs, inputs, 1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 1)
+    bench = bench_of("convolution_weight_gradient", kind)
+    assert bench.entries is not None
+    assert bench.entries[0].kernel.startswith("gemm of pixels") == is_ours

@@ -30,6 +30,7 @@ from mlcompute.devices.cpu.kernels.convolution_columns import (
 )
 from mlcompute.devices.cpu.kernels.convolution_few_channels import few_channels, few_channels_entries
 from mlcompute.devices.cpu.kernels.convolution_few_outputs import few_outputs, few_outputs_entries
+from mlcompute.devices.cpu.kernels.convolution_pointwise import pointwise_gradient, pointwise_gradient_entries
 from mlcompute.devices.cpu.kernels.convolution_windows import Windows
 from mlcompute.devices.cpu.kernels.widened import has_bfloat16
 from mlcompute.devices.cpu.kernels.winograd import winograd_entries
@@ -214,6 +215,8 @@ def _planned_bytes(step: Step) -> int:
         return few.nbytes
     if (outputs := few_outputs(step)) is not None:
         return outputs.nbytes
+    if (pointwise := pointwise_gradient(step)) is not None:
+        return pointwise.nbytes
     sizes = winograd_sizes(step)
     if sizes is not None:
         return winograd_workspace(step, sizes)
@@ -266,6 +269,8 @@ def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | Non
         return few_channels_entries(step, operands, few, images[0], images[1], result)
     if (outputs := few_outputs(step)) is not None:
         return few_outputs_entries(step, operands, outputs, images, result)
+    if (pointwise := pointwise_gradient(step)) is not None:
+        return pointwise_gradient_entries(step, operands, pointwise, images, result)
     sizes = winograd_sizes(step)
     if sizes is not None:
         return winograd_entries(step, operands, sizes)
