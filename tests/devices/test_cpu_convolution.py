@@ -10,6 +10,7 @@ import pytest
 from mlcompute.devices.cpu.codegen.code import vector_lanes
 from mlcompute.devices.cpu.gemm import matmul
 from mlcompute.devices.cpu.kernels import convolution
+from mlcompute.devices.cpu.kernels.convolution_windows import taps_inside
 from mlcompute.ops.images import last_shape
 from mlcompute.ops.matmul_and_convolution import Convolution
 from mlcompute.ops.op import ArrayType
@@ -30,6 +31,11 @@ KINDS: dict[str, tuple[Any, ...]] = {
     "strided and dilated": ((1, 3, 15, 15), (5, 3, 3, 2), (2, 2), (3, 2), (1, 2, 0, 1), 1),
     "pixels without taps": ((2, 3, 9, 9), (4, 3, 1, 1), (3, 2), (1, 1), (0, 0, 0, 0), 1),
     "pointwise": ((2, 10, 6, 5), (17, 10, 1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 1),
+    "pointwise, one panel": ((3, 64, 16, 18), (32, 64, 1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 1),
+    "pointwise, more outputs": ((3, 24, 16, 18), (96, 24, 1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 1),
+    "pointwise, one output": ((2, 80, 7, 9), (1, 80, 1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 1),
+    "pointwise, one input": ((2, 1, 7, 9), (20, 1, 1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 1),
+    "pointwise, volumes": ((2, 16, 3, 5, 7), (17, 16, 1, 1, 1), (1, 1, 1), (1, 1, 1), (0, 0, 0, 0, 0, 0), 1),
     "patches": ((2, 3, 16, 16), (24, 3, 8, 8), (8, 8), (1, 1), (0, 0, 0, 0), 1),
     "strides beyond the image": ((2, 1, 3, 2), (2, 1, 3, 3), (5, 5), (1, 1), (0, 0, 1, 1), 1),
     "depthwise, strides beyond the image": ((1, 3, 2, 3), (3, 1, 3, 3), (4, 4), (1, 1), (1, 1, 1, 1), 3),
@@ -40,6 +46,12 @@ KINDS: dict[str, tuple[Any, ...]] = {
     "many channels": ((1, 100, 6, 6), (33, 100, 3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 1),
     "volumes": ((2, 2, 5, 6, 7), (4, 2, 2, 3, 3), (1, 2, 1), (1, 1, 2), (0, 1, 1, 1, 2, 2), 1),
     "volumes, depthwise": ((1, 5, 5, 4, 6), (5, 1, 3, 2, 3), (2, 1, 1), (1, 1, 1), (1, 1, 0, 0, 1, 1), 5),
+    "to an image": ((2, 16, 20, 22), (3, 16, 9, 9), (1, 1), (1, 1), (0, 0, 0, 0), 1),
+    "to an image, as large": ((1, 33, 40, 31), (3, 33, 3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 1),
+    "to a score": ((3, 20, 7, 6), (1, 20, 4, 4), (1, 1), (1, 1), (1, 1, 2, 2), 1),
+    "to few, wide border": ((2, 19, 4, 3), (2, 19, 3, 3), (1, 1), (1, 1), (4, 3, 6, 5), 1),
+    "to few, dilated rows": ((2, 16, 9, 140), (2, 16, 3, 5), (1, 1), (3, 1), (7, 0, 2, 9), 1),
+    "to few, sequences": ((2, 64, 1, 40), (1, 64, 1, 7), (1, 1), (1, 1), (0, 0, 6, 0), 1),
     "sequences": ((2, 6, 1, 40), (10, 6, 1, 7), (1, 2), (1, 1), (0, 0, 3, 3), 1),
 }
 
@@ -109,3 +121,54 @@ def test_input_gradients_with_few_channels_have_a_kernel_of_their_own(inputs: in
     assert bench.entries is not None
     assert bench.entries[-1].kernel == "gemm of taps, added"
     bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4))
+
+
+@pytest.mark.parametrize("outputs", [1, 3, vector_lanes() // 2 - 1])
+@pytest.mark.parametrize("samples", [1, 3, 20])
+def test_convolutions_with_few_outputs_have_kernels_of_their_own(outputs: int, samples: int) -> None:
+    """With a library, too: it fills vectors of outputs up. Threads share bands of samples where these are few."""
+    kind = ((1, 2 * vector_lanes(), 40, 13), (outputs, 2 * vector_lanes(), 3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 1)
+    for op, number, kernel in (
+        ("convolution", -1, "gemm of taps, added"),
+        ("convolution_weight_gradient", 0, "gemm of outputs and taps"),
+    ):
+        bench = bench_of(op, kind, samples)
+        assert bench.entries is not None
+        assert bench.entries[number].kernel.startswith(kernel)
+        bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=3e-4))
+
+
+def test_filters_as_large_as_an_image_stay_with_the_library() -> None:
+    kind = ((8, 2 * vector_lanes(), 8, 8), (1, 2 * vector_lanes(), 8, 8), (1, 1), (1, 1), (0, 0, 0, 0), 1)
+    bench = bench_of("convolution", kind)
+    assert bench.entries is not None
+    assert not any(entry.kernel == "gemm of taps, added" for entry in bench.entries)
+
+
+def test_pairs_of_pixels_and_taps_are_counted() -> None:
+    for kind in KINDS.values():
+        x, w, strides, dilations, padding, _ = kind
+        ones = np.ones((1, 1, *x[2:]), "f"), np.ones((1, 1, *w[2:]), "f")
+        window = {"strides": strides, "dilations": dilations, "padding": padding, "groups": 1}
+        step = bench_of("convolution", kind).step
+        assert taps_inside(step) == int(Convolution.meaning(*ones, **window).sum())
+
+
+def test_half_a_vector_of_outputs_is_not_few_for_winograd() -> None:
+    channels = (2 * vector_lanes(), vector_lanes() // 2)
+    kind = ((8, channels[0], 32, 32), (channels[1], channels[0], 3, 3), (1, 1), (1, 1), (1, 1, 1, 1), 1)
+    bench = bench_of("convolution", kind)
+    assert bench.entries is not None
+    assert bench.entries[-1].kernel == "winograd 4x4"
+
+
+@pytest.mark.parametrize(
+    ("channels", "is_ours"), [((24, 96), True), ((64, 1), True), ((3, 2), False), ((512, 512), False)]
+)
+def test_gradients_of_pointwise_filters_are_products_over_pixels(channels: tuple[int, int], is_ours: bool) -> None:
+    """With a library, too, which is slow where images come from memory; unless filters are large, or very few."""
+    inputs, outputs = channels
+    kind = ((4, inputs, 12, 11), (outputs, inputs, 1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 1)
+    bench = bench_of("convolution_weight_gradient", kind)
+    assert bench.entries is not None
+    assert bench.entries[0].kernel.startswith("gemm of pixels") == is_ours

@@ -22,7 +22,7 @@ def test_bands_of_rows(kind: str, samples: int, pieces: int, op: str, monkeypatc
     for name in ("planned_threads", "machine_slices"):
         monkeypatch.setattr(convolution, name, lambda: pieces)
     monkeypatch.setattr(convolution, "columns_of", lambda step: None)
-    monkeypatch.setattr(convolution, "few_inputs", lambda step: None)
+    monkeypatch.setattr(convolution, "few_channels", lambda step: None)
     monkeypatch.setattr(convolution, "few_pixels", lambda step: None)
     monkeypatch.setattr(convolution_bands, "_LEAST_FLOPS", 0.0)
     bench = bench_of(op, KINDS[kind], samples)

@@ -17,7 +17,13 @@ from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
 from mlcompute.devices.cpu.gemm import matmul
 from mlcompute.devices.cpu.gemm.gemm_blocked import cut_rows_and_panels
 from mlcompute.devices.cpu.jit.cache import kernel_cache
-from mlcompute.devices.cpu.kernels import convolution, convolution_columns, winograd_sizes
+from mlcompute.devices.cpu.kernels import (
+    convolution,
+    convolution_columns,
+    convolution_few_outputs,
+    convolution_pointwise,
+    winograd_sizes,
+)
 from mlcompute.devices.cpu.runtime.threads import BARRIER_WORDS, WAIT, Team
 from mlcompute.ops.op import TABLE
 from tests.devices.kernels import Bench
@@ -75,6 +81,7 @@ def test_convolutions_with_large_filters_are_matmuls(
     case: tuple[Any, ...], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(convolution, "_MOST_SLICES", 0)
+    monkeypatch.setattr(convolution, "pointwise_gradient", lambda step: None)
     monkeypatch.setenv("MLCOMPUTE_WINOGRAD", "0")
     monkeypatch.setattr(convolution_columns, "planned_threads", lambda: 16)
     samples, vectors, outputs, height, width, (down, across), stride, dilation, padding = case
@@ -120,6 +127,34 @@ def test_few_pixels_are_those_of_filters_larger_than_what_they_read() -> None:
     assert chosen(16, 256, 4)
     assert not chosen(16, 256, 8)
     assert not chosen(1, 16, 2), "small filters"
+
+
+@pytest.mark.parametrize("filters", [(3, 5), (1, 1)])
+@pytest.mark.parametrize("outputs", [1, 3, 5 * vector_lanes()])
+def test_gradients_of_filters_in_many_slices(
+    filters: tuple[int, int], outputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of few outputs, and of one tap, in as many slices of the pixels as the machine has cores."""
+    for module in (convolution_few_outputs, convolution_pointwise):
+        for name in ("machine_slices", "planned_threads"):
+            monkeypatch.setattr(module, name, lambda: 16)
+    kernel = "gemm of pixels x16" if filters == (1, 1) else "gemm of outputs and taps x16"
+    inputs, height, width = 3 * vector_lanes(), 21, 25
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4, height, width, inputs)).astype("f")
+    dy = rng.standard_normal((4, height - filters[0] + 1, width - filters[1] + 1, outputs)).astype("f")
+    attributes = {
+        "strides": (1, 1), "dilations": (1, 1), "padding": (0, 0, 0, 0), "groups": 1, "channels_last": True,
+        "shape": (outputs, inputs, *filters),
+    }  # fmt: skip
+    name = "convolution_weight_gradient"
+    bench = Bench(convolution.KERNELS, name, [x, dy], attributes, workspaces=convolution.WORKSPACES)
+    assert bench.entries is not None
+    is_ours = filters == (1, 1) or outputs < 8
+    assert (bench.entries[0].kernel == kernel) == is_ours
+    exact = TABLE[name].meaning(x.astype(np.float64), dy.astype(np.float64), **attributes)
+    (found,) = bench.check(lambda found, expected: None)
+    assert np.abs(found - exact).max() < 2e-6 * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("machine", [2, 16])

@@ -51,15 +51,17 @@ def test_forms_are_convolutions(form: Form) -> None:
 
 def arrays_of(case: tuple[Any, ...]) -> dict[str, tuple[list[Array], dict[str, Any]]]:
     """The op and its two gradients for one case: arrays and attributes, channels-last."""
-    samples, c, o, height, width, kernel, padding = case
+    samples, c, o, height, width, kernel, padding, *others = case
+    dilations, groups = [*others, *[(1, 1), 1][len(others) :]]
     c, o = c * CHANNELS, o * CHANNELS
     kernel = kernel if isinstance(kernel, tuple) else (kernel, kernel)
     rng = np.random.default_rng(height)
     x = rng.standard_normal((samples, height, width, c)).astype("f")
-    w = (rng.standard_normal((o, c, *kernel)) / kernel[1]).astype("f")
-    extents = (height + padding[0] + padding[1] - kernel[0] + 1, width + padding[2] + padding[3] - kernel[1] + 1)
+    w = (rng.standard_normal((o, c // groups, *kernel)) / kernel[1]).astype("f")
+    reach = [dilation * (taps - 1) for dilation, taps in zip(dilations, kernel, strict=True)]
+    extents = (height + padding[0] + padding[1] - reach[0], width + padding[2] + padding[3] - reach[1])
     dy = rng.standard_normal((samples, *extents, o)).astype("f")
-    common = {"strides": (1, 1), "dilations": (1, 1), "padding": padding, "groups": 1, "channels_last": True}
+    common = {"strides": (1, 1), "dilations": dilations, "padding": padding, "groups": groups, "channels_last": True}
     return {
         "convolution": ([x, w], common),
         "convolution_input_gradient": ([dy, w], {**common, "shape": (samples, c, height, width)}),
@@ -84,6 +86,69 @@ def test_winograd_means_what_the_op_means(name: str, case: tuple[Any, ...]) -> N
     assert np.abs(found - exact).max() < 30 * max(np.abs(plain - exact).max(), 1e-7 * scale)
 
 
+#: The same, and the dilation.
+DILATED = [
+    (5, 2, 1, 15, 17, 3, (2, 2, 2, 2), (2, 2)),  # grids of different sizes
+    (3, 1, 2, 13, 14, 3, (0, 0, 0, 0), (3, 2)),
+    (8, 1, 2, 3, 20, 3, (4, 4, 4, 4), (4, 4)),  # fewer rows than grids
+    (2, 1, 1, 9, 6, 3, (9, 7, 9, 9), (9, 9)),  # a tap lies beside every pixel but its own
+    (1, 2, 2, 40, 20, 3, (8, 3, 1, 6), (4, 3)),
+    (3, 1, 2, 9, 140, 3, (2, 2, 2, 2), (1, 2)),
+    (3, 1, 2, 23, 26, 5, (4, 0, 8, 3), (2, 2)),
+    (2, 8, 4, 1, 501, (1, 5), (0, 0, 8, 0), (1, 2)),
+    (2, 8, 4, 1, 400, (1, 3), (0, 0, 256, 0), (1, 128)),
+    (3, 4, 8, 45, 3, (5, 1), (4, 1, 0, 0), (3, 7)),
+]
+
+
+@pytest.mark.parametrize("case", DILATED)
+@pytest.mark.parametrize("name", ["convolution", "convolution_input_gradient", "convolution_weight_gradient"])
+def test_dilated(name: str, case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One convolution per grid of pixels that lie as far apart as taps."""
+    for gain in ("_GAIN", "_GAIN_DILATED"):
+        monkeypatch.setattr(f"mlcompute.devices.cpu.kernels.winograd_sizes.{gain}", math.inf)
+    test_winograd_means_what_the_op_means(name, case)
+
+
+def test_tiles_that_reach_far_beyond_their_grid_do_not_pay() -> None:
+    """With a dilation of 12, grids of an image of 32x32 have three pixels in a row, and many taps lie beside it."""
+    for dilation, is_winograd in ((2, True), (12, False)):
+        padding, dilations = (dilation,) * 4, (dilation, dilation)
+        arrays, attributes = arrays_of((4, 4, 4, 32, 32, 3, padding, dilations))["convolution"]
+        bench = Bench(convolution.KERNELS, "convolution", arrays, attributes, workspaces=convolution.WORKSPACES)
+        assert any(entry.kernel.startswith("winograd") for entry in bench.entries or ()) == is_winograd
+
+
+#: The same, and the number of groups; c and o are those of all groups.
+GROUPED = [
+    (5, 2, 2, 15, 17, 3, (1, 0, 0, 2), (1, 1), 2),
+    (3, 6, 3, 13, 14, 3, (0, 0, 0, 0), (1, 1), 3),  # more inputs than outputs
+    (16, 2, 8, 4, 4, 3, (1, 1, 1, 1), (1, 1), 2),
+    (3, 4, 4, 15, 17, 3, (2, 2, 2, 2), (2, 2), 2),
+    (3, 4, 8, 45, 3, (5, 1), (4, 1, 0, 0), (1, 1), 4),
+    (5, 2, 2, 15, 17, 3, (1, 1, 1, 1), (1, 1), 4),  # two groups in a product
+    (5, 1, 1, 15, 17, 3, (0, 1, 1, 1), (1, 1), 2),
+    (3, 1, 1, 15, 17, 5, (2, 2, 2, 2), (1, 1), 2),
+]
+
+
+@pytest.mark.skipif(vector_lanes() < 8, reason="vectors are as wide as the smallest groups")
+@pytest.mark.parametrize("case", GROUPED)
+@pytest.mark.parametrize("name", ["convolution", "convolution_input_gradient", "convolution_weight_gradient"])
+def test_grouped(name: str, case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product per group, or per vector of smaller ones."""
+    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes._GAIN", math.inf)
+    test_winograd_means_what_the_op_means(name, case)
+
+
+@pytest.mark.parametrize(("inputs", "is_winograd"), [(2, False), (4, True)])
+def test_very_small_groups_do_not_pay_for_the_zeros(inputs: int, is_winograd: bool) -> None:
+    groups = 4 * CHANNELS // inputs
+    arrays, attributes = arrays_of((8, 4, 4, 16, 16, 3, (1, 1, 1, 1), (1, 1), groups))["convolution"]
+    bench = Bench(convolution.KERNELS, "convolution", arrays, attributes, workspaces=convolution.WORKSPACES)
+    assert any(entry.kernel == "winograd 4x4" for entry in bench.entries or ()) == is_winograd
+
+
 #: The same with channels as they are: vectors are filled up with zeros.
 UNFILLED = [
     (4, 24, 24, 16, 16, 3, (1, 1, 1, 1)),
@@ -93,17 +158,16 @@ UNFILLED = [
     (1, 48, 9, 40, 20, 3, (2, 0, 1, 2)),
     (3, 75, 100, 2, 150, (1, 5), (0, 0, 0, 4)),
     (64, 20, 70, 1, 2, 3, (1, 1, 1, 1)),
+    (3, 17, 33, 15, 17, 3, (2, 2, 3, 3), (2, 3)),
 ]
 
 
 @pytest.mark.parametrize("case", UNFILLED)
 @pytest.mark.parametrize("name", ["convolution", "convolution_input_gradient", "convolution_weight_gradient"])
-def test_channels_that_do_not_fill_vectors(
-    name: str, case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_channels_that_do_not_fill_vectors(name: str, case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     for gain in ("_GAIN", "_GAIN_UNFILLED"):
         monkeypatch.setattr(f"mlcompute.devices.cpu.kernels.winograd_sizes.{gain}", math.inf)
-    monkeypatch.setattr(convolution, "few_inputs", lambda step: None)
+    monkeypatch.setattr(convolution, "few_channels", lambda step: None)
     monkeypatch.setattr("tests.devices.test_cpu_winograd.CHANNELS", 1)
     test_winograd_means_what_the_op_means(name, case)
 
@@ -120,11 +184,12 @@ def test_few_channels_do_not_pay_for_the_zeros(
 
 @pytest.mark.parametrize(
     "change",
-    [{"strides": (2, 2), "padding": (1, 1, 1, 1)}, {"dilations": (2, 2), "padding": (2, 2, 2, 2)}, {"groups": 2}],
+    [{"strides": (2, 2), "padding": (1, 1, 1, 1)}, {"dilations": (2, 2), "padding": (5, 2, 2, 2)}, {"groups": 3}],
 )
 def test_other_convolutions_stay_with_the_library(change: dict[str, Any]) -> None:
     lanes = vector_lanes()
-    x, w = np.zeros((4, 16, 16, 2 * lanes), "f"), np.zeros((2 * lanes, 2 * lanes // change.get("groups", 1), 3, 3), "f")
+    channels = 2 * lanes + (-2 * lanes) % change.get("groups", 1)  # for three groups not a number of vectors each
+    x, w = np.zeros((4, 16, 16, channels), "f"), np.zeros((channels, channels // change.get("groups", 1), 3, 3), "f")
     attributes = {"strides": (1, 1), "dilations": (1, 1), "padding": (1, 1, 1, 1), "groups": 1, "channels_last": True}
     bench = Bench(
         convolution.KERNELS, "convolution", [x, w], {**attributes, **change}, workspaces=convolution.WORKSPACES

@@ -1,7 +1,7 @@
 """Convolution and its gradients on channels-last images.
 
-As a matmul where filters are large or the input's gradient has few channels, by Winograd's algorithm, by oneDNN slice
-by slice, or by our own loops where it is missing or slow.
+As a matmul where filters are large or one of the images has few channels, by Winograd's algorithm, by oneDNN slice by
+slice, or by our own loops where it is missing or slow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from mlcompute.devices.cpu.kernels.convolution_columns import (
     gradient_workspace,
     has_few_pixels,
 )
-from mlcompute.devices.cpu.kernels.convolution_few_inputs import few_inputs, few_inputs_entries
+from mlcompute.devices.cpu.kernels.convolution_few_channels import few_channels, few_channels_entries
+from mlcompute.devices.cpu.kernels.convolution_few_outputs import few_outputs, few_outputs_entries
+from mlcompute.devices.cpu.kernels.convolution_pointwise import pointwise_gradient, pointwise_gradient_entries
 from mlcompute.devices.cpu.kernels.convolution_windows import Windows
 from mlcompute.devices.cpu.kernels.widened import has_bfloat16
 from mlcompute.devices.cpu.kernels.winograd import winograd_entries
@@ -218,8 +220,12 @@ def _planned_bytes(step: Step) -> int:
         return _Plan(step, _slices_of(step)).nbytes
     if (columns := few_pixels(step)) is not None:
         return columns.nbytes
-    if (few := few_inputs(step)) is not None:
+    if (few := few_channels(step)) is not None:
         return few.nbytes
+    if (outputs := few_outputs(step)) is not None:
+        return outputs.nbytes
+    if (pointwise := pointwise_gradient(step)) is not None:
+        return pointwise.nbytes
     sizes = winograd_sizes(step)
     if sizes is not None:
         return winograd_workspace(step, sizes)
@@ -270,8 +276,12 @@ def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | Non
         return _sliced_entries(step, operands, _Plan(step, _slices_of(step)), images, result)
     if (columns := few_pixels(step)) is not None:
         return few_pixels_entries(step, operands, columns, images[0], images[1], result)
-    if (few := few_inputs(step)) is not None:
-        return few_inputs_entries(step, operands, few, images[0], images[1], result)
+    if (few := few_channels(step)) is not None:
+        return few_channels_entries(step, operands, few, images[0], images[1], result)
+    if (outputs := few_outputs(step)) is not None:
+        return few_outputs_entries(step, operands, outputs, images, result)
+    if (pointwise := pointwise_gradient(step)) is not None:
+        return pointwise_gradient_entries(step, operands, pointwise, images, result)
     sizes = winograd_sizes(step)
     if sizes is not None:
         return winograd_entries(step, operands, sizes)

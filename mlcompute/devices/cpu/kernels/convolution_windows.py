@@ -30,6 +30,18 @@ BLOCK = 48
 _CHUNK = 768
 
 
+def taps_inside(step: Step) -> int:
+    """Pairs of a pixel of y and a tap over the image, for one channel and sample of a convolution or its gradients."""
+    a, (x, w, y) = step.attributes, convolution_shapes(step)
+    axes = zip(x[2:], w[2:], y[2:], a["strides"], a["dilations"], a["padding"][::2], strict=True)
+    pairs = 1
+    for source, taps, result, stride, dilation, before in axes:
+        starts = [before - tap * dilation for tap in range(taps)]
+        found = (min(result, -(-(source + start) // stride)) - max(0, -(-start // stride)) for start in starts)
+        pairs *= sum(max(0, count) for count in found)
+    return pairs
+
+
 class Run(NamedTuple):
     """Neighbouring taps: (offsets of the first, their number, where they begin among the elements of their chunk)."""
 

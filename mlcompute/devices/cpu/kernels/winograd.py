@@ -8,6 +8,8 @@ multiplications.
 A bar is a barrier; a point is one of the values of a transformed tile. Images lie channels-last, a register holds
 neighbouring channels of one pixel, and a block of tiles stays in the thread's cache from the first step to the last.
 The gradient of the input is the convolution of dy with the filters rotated and their channels exchanged.
+Dilated, the pixels of a tile lie as far apart as the taps: all else is the same. Groups of filters have products of
+their own; as many as fill a register have one together, with zeros in place of the filters that do not exist.
 Matrices are multiplied by `packed_gemm`: how samples are shared changes nothing.
 
 What is not finite spreads within its tile: where a plain sum gives one infinity, a tile may give NaN.
@@ -15,12 +17,14 @@ What is not finite spreads within its tile: where a plain sum gives one infinity
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 from mlcompute.devices.cpu.codegen.addressing import DenseArray, ThreadWorkspace
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
-from mlcompute.devices.cpu.codegen.loops import Line, Variable, splat_constant, tail_mask
+from mlcompute.devices.cpu.codegen.loops import Line, Variable, fill_line, splat_constant, tail_mask
 from mlcompute.devices.cpu.codegen.short_rows import read_across, write_across
 from mlcompute.devices.cpu.codegen.simd import SimdValue
 from mlcompute.devices.cpu.gemm.packed_gemm import call_packed_gemm, packed_gemm, panel_width
@@ -44,7 +48,7 @@ def winograd_entries(step: Step, operands: Operands, sizes: Sizes) -> Sequence[E
     if step.op.name == "convolution_weight_gradient":
         return _weight_gradient(step, operands, sizes)
     image, weights, result = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
-    buffer = operands.workspace(step, 0, 4 * filter_floats(sizes))
+    buffer = operands.workspace(step, 0, 4 * sizes.groups * filter_floats(sizes))
     backwards = step.op.name == "convolution_input_gradient"
     return [
         _filters_entry(step, sizes, weights, buffer, backwards),
@@ -55,36 +59,76 @@ def winograd_entries(step: Step, operands: Operands, sizes: Sizes) -> Sequence[E
 # Filters ------------------------------------------------------------------------------------------------------------
 
 
+class _Filters:
+    """Filters (O, C, r, s) as rows of products: (group, depth; channel, tap).
+
+    by_channel   elements from one channel to the next
+    channels     of a group of filters
+    """
+
+    def __init__(self, args: KernelArguments, sizes: Sizes, shape: Shape, backwards: bool = False) -> None:
+        self._code, self._taps = args.code, math.prod(shape[2:])
+        outputs, inputs = shape[0] // (sizes.groups * sizes.merged), shape[1]
+        # Forward a product runs over a filter's inputs, backwards over the filters.
+        steps = (self._taps, inputs * self._taps)
+        self._by_depth, self.by_channel = args.numbers(steps[::-1] if backwards else steps)
+        self._depth, self.channels = args.numbers([outputs, inputs] if backwards else [inputs, outputs])
+        self._merged, self._by_group = args.numbers([sizes.merged, outputs * inputs * self._taps])
+
+    def row(self, group: str, k: str) -> tuple[str, str]:
+        """Of row k of a product: the first element, and the first of the channels that are in a group with it."""
+        code = self._code
+        own = code.div(k, self._depth)
+        first = code.mul(code.add(code.mul(group, self._merged), own), self._by_group)
+        return code.add(first, code.mul(code.rem(k, self._depth), self._by_depth)), code.mul(own, self.channels)
+
+    @contextlib.contextmanager
+    def elements(self, row: tuple[str, str]) -> Iterator[tuple[str, str, str]]:
+        """Every element of a row where groups are merged: its offset, its channel and its tap."""
+        code, (first, start) = self._code, row
+        with code.loop(0, self.channels) as channel, code.loop(0, self._taps) as tap:
+            at = code.add(code.add(first, code.mul(channel, self.by_channel)), tap)
+            yield at, code.add(start, channel), tap
+
+
 def _filters_entry(step: Step, sizes: Sizes, weights: Operand, buffer: Operand, backwards: bool) -> Entry:
-    """w (O, C, r, s) to points (point, depth, channel), packed for the gemm; backwards: rotated."""
+    """w (O, C, r, s) to points (group, point, depth, channel), packed for the gemm; backwards: rotated."""
     code, down, across = Code("winograd_filters"), sizes.down, sizes.across
     args = KernelArguments(code)
     depth, channels = args.numbers([sizes.depth, sizes.channels])
     taps = down.taps * across.taps
-    # Forward a product runs over a filter's inputs, backwards over the filters.
-    steps = (taps, weights.shape[1] * taps)
-    by_depth, by_channel = args.numbers(steps[::-1] if backwards else steps)
+    filters = _Filters(args, sizes, weights.shape, backwards)
     source, target = args.pointer(weights), args.pointer(buffer)
     there = args.numbers(weights.shape[:2] if backwards else weights.shape[1::-1])
+    rows, per_group = args.numbers([sizes.groups * sizes.depth, filter_floats(sizes)])
 
     def write() -> None:
         matrix = code.mul(depth, channels)
-        begin, end = code.share(depth)
+        begin, end = code.share(rows)
         lanes = vector_lanes()
         gathered = Line(code, code.aligned_buffer(taps * lanes), "float")
-        with code.loop(begin, end) as k, code.loop(0, channels, lanes) as channel:
-            first = code.at(source, code.add(code.mul(k, by_depth), code.mul(channel, by_channel)), "float")
-            exists = code.let(f"icmp slt i64 {k}, {there[0]}")
-            count = code.let(f"select i1 {exists}, i64 {code.sub(there[1], channel)}, i64 0")
+        with code.loop(begin, end) as row, code.loop(0, channels, lanes) as channel:
+            group, k = code.div(row, depth), code.rem(row, depth)
+            start = filters.row(group, k)
             into = gathered if not backwards else gathered._replace(pointer=gathered.address((taps - 1) * lanes))
             apart = -lanes if backwards else lanes
-            read_across(code, (first, by_channel), taps, into, apart, None if sizes.filled else count)
-            points = Line(code, code.at(target, _packed(code, sizes, k, channel, depth), "float"), "float")
+            if sizes.merged > 1:
+                fill_line(code, gathered, 0, str(taps * lanes))
+                with filters.elements(start) as (element, lane, tap):
+                    value = code.load(code.at(source, element, "float"), "float")
+                    code.store(into.address(code.add(code.mul(tap, apart), lane)), "float", value)
+            else:
+                first = code.at(source, code.add(start[0], code.mul(channel, filters.by_channel)), "float")
+                exists = code.let(f"icmp slt i64 {k}, {there[0]}")
+                count = code.let(f"select i1 {exists}, i64 {code.sub(there[1], channel)}, i64 0")
+                read_across(code, (first, filters.by_channel), taps, into, apart, None if sizes.filled else count)
+            place = code.add(code.mul(group, per_group), _packed(code, sizes, k, channel, depth))
+            points = Line(code, code.at(target, place, "float"), "float")
             load, store = _loading(gathered, across.taps, lanes), _storing(points, across.inputs, matrix)
             _transform(code, (down.from_w, across.from_w), load, store)
 
     code.later(f"{sizes.code_key} {backwards}", write)
-    cost = 2.0 * sizes.depth * sizes.channels * sizes.points / vector_lanes()
+    cost = 2.0 * sizes.groups * sizes.depth * sizes.channels * sizes.points / vector_lanes()
     return Entry(step, code, args.values, [weights], [buffer], kernel="winograd filter transform", cost=cost)
 
 
@@ -144,7 +188,8 @@ class _Tiles:
         self.code, self.down, self.across, self.memory = args.code, sizes.down, sizes.across, memory
         self.sizes, self.args = sizes, args
         self.tile_rows, self.row_tiles, self.block = args.numbers([sizes.tile_rows, sizes.row_tiles, sizes.block])
-        self.sections = args.number(sizes.sections)
+        self.sections, self.height_tiles = args.numbers([sizes.sections, sizes.height_tiles])
+        self.grids_across, self.step_down, self.step_across = args.numbers([sizes.grids[1], *sizes.dilations])
         self.depth, self.channels = args.numbers([sizes.depth, sizes.channels])
         self.x_points, self.y_points = args.numbers(
             [sizes.point_floats(sizes.depth), sizes.point_floats(sizes.channels)]
@@ -159,8 +204,12 @@ class _Tiles:
         """Of a row of tiles, counted through all samples: its sample, and its first row and column of pixels."""
         code = self.code
         within = code.rem(row, self.tile_rows)
-        top = code.mul(code.div(within, self.sections), self.down.outputs)
-        left = code.mul(code.mul(code.rem(within, self.sections), self.row_tiles), self.across.outputs)
+        section, line = code.rem(within, self.sections), code.div(within, self.sections)
+        grid_across, line = code.rem(line, self.grids_across), code.div(line, self.grids_across)
+        grid_down, tile_row = code.div(line, self.height_tiles), code.rem(line, self.height_tiles)
+        tiles_left = code.mul(section, self.row_tiles)
+        top = code.add(grid_down, code.mul(code.mul(tile_row, self.down.outputs), self.step_down))
+        left = code.add(grid_across, code.mul(code.mul(tiles_left, self.across.outputs), self.step_across))
         return code.div(row, self.tile_rows), top, left
 
     def copy_pixels(
@@ -178,23 +227,28 @@ class _Tiles:
         channel, channels = part
         columns = code.add(code.mul(self.row_tiles, self.across.outputs), extents[1] - self.across.outputs)
         sample, first, first_column = self.place(row)
-        before = code.sub(left, code.minimum(first_column, left))
-        skipped = code.sub(code.add(first_column, before), left)  # columns of the image on the left of the section
-        there = code.add(before, code.sub(width, code.minimum(skipped, width)))
+        start = code.sub(first_column, left)
+        # Columns of the tiles that lie before the image, and before its end.
+        before, there = (code.minimum(self._columns_before(code.sub(edge, start)), columns) for edge in ("0", width))
         target = DenseArray(code, self.memory["pixels"], (columns, channels))
         with code.loop(0, extents[0]) as offset:
-            y = code.sub(code.add(first, offset), top)
+            y = code.sub(code.add(first, code.mul(offset, self.step_down)), top)
             # An unsigned comparison: a row before the first is a very large number.
             exists = code.let(f"icmp ult i64 {y}, {height}")
-            begin = code.let(f"select i1 {exists}, i64 {code.minimum(before, columns)}, i64 {columns}")
-            end = code.let(f"select i1 {exists}, i64 {code.minimum(there, columns)}, i64 {columns}")
+            begin, end = (code.let(f"select i1 {exists}, i64 {edge}, i64 {columns}") for edge in (before, there))
             self._write(target.address(offset, "0"), None, begin, channels)
-            corner = image.address(sample, y, code.minimum(skipped, width))
+            corner = image.address(sample, y, code.add(start, code.mul(begin, self.step_across)))
             source = Line(code, code.at(corner, channel, image.element), image.element)
-            apart, rest = image.extents[2], code.sub(image.extents[2], channel)
+            apart, rest = code.mul(image.extents[2], self.step_across), code.sub(image.extents[2], channel)
             self._write(target.address(offset, begin), source, code.sub(end, begin), channels, apart, rest)
             self._write(target.address(offset, end), None, code.sub(columns, end), channels)
         return target
+
+    def _columns_before(self, pixels: str) -> str:
+        """Columns of a tile among so many pixels."""
+        code = self.code
+        exist = code.intrinsic("smax", "i64", pixels, "0")
+        return code.div(code.add(exist, code.sub(self.step_across, 1)), self.step_across)
 
     def _write(
         self, target: str, source: Line | None, pixels: str, channels: str, apart: str = "", there: str = ""
@@ -246,13 +300,13 @@ def _images_entry(
     code = Code("winograd")
     args = KernelArguments(code)
     parts, part = cut_channels(sizes)
-    buffer = operands.workspace(step, 4 * filter_floats(sizes), threads_bytes(part))
+    buffer = operands.workspace(step, 4 * sizes.groups * filter_floats(sizes), threads_bytes(part))
     memory = ThreadWorkspace(args, buffer, thread_parts(part))
     tiles = _Tiles(args, part, memory)
     x, y = tiles.image(image), tiles.image(result)
     packed, multiply = args.pointer(filters), args.pointer(packed_gemm(part.channels))
     top, left, tile_rows = args.numbers([sizes.top, sizes.left, sizes.samples * part.tile_rows])
-    matrix = args.number(sizes.depth * sizes.channels)
+    matrix, groups, per_group = args.numbers([sizes.depth * sizes.channels, sizes.groups, filter_floats(sizes)])
     # By samples, as other kernels share them, or where those are few by rows of tiles, for one part after the other.
     by_sample = parts == 1 and enough_rows(sizes.samples, operands.threads) and memory.count >= operands.threads
     units = args.number(sizes.samples if by_sample else parts * sizes.samples * part.tile_rows)
@@ -265,16 +319,18 @@ def _images_entry(
             passed, channel = code.mul(number, tile_rows), code.mul(number, tiles.channels)
             first = code.sub(begin, code.minimum(begin, passed))
             last = code.minimum(code.sub(end, passed), tile_rows)
-            with code.loop(first, last, tiles.block) as start:
+            with code.loop(first, last, tiles.block) as start, code.loop(0, groups) as group:
                 rows = code.minimum(code.sub(last, start), tiles.block)
                 count = code.mul(rows, tiles.row_tiles)
-                tiles.transform_x(x, start, rows, top, left)
+                tiles.transform_x(x, start, rows, top, left, code.mul(group, tiles.depth))
+                filters_ = code.at(packed, code.mul(group, per_group), "float")
                 with code.loop(0, sizes.points) as point:
                     a = (code.at(memory["x"], code.mul(point, tiles.x_points), "float"), tiles.depth, 1)
                     c = (code.at(memory["y"], code.mul(point, tiles.y_points), "float"), tiles.channels)
-                    b = code.at(packed, code.add(code.mul(point, matrix), code.mul(channel, tiles.depth)), "float")
+                    b = code.at(filters_, code.add(code.mul(point, matrix), code.mul(channel, tiles.depth)), "float")
                     call_packed_gemm(code, multiply, (count, tiles.channels, tiles.depth), a, b, c)
-                _inverse_transform(tiles, y, start, rows, channel)
+                # Channels are cut into parts, or into groups.
+                _inverse_transform(tiles, y, start, rows, code.add(channel, code.mul(group, tiles.channels)))
 
     code.later(f"{part.code_key} {x.element} {y.element}", write)
     return Entry(
@@ -301,12 +357,13 @@ def _inverse_transform(tiles: _Tiles, y: DenseArray, start: str, rows: str, firs
         with code.loop(0, tiles.row_tiles) as tile, code.loop(0, tiles.channels, vector_lanes()) as channel:
             offset = code.add(code.mul(code.add(code.mul(row, tiles.row_tiles), tile), tiles.channels), channel)
             products = Line(code, code.at(memory["y"], offset, "float"), "float")
-            left = code.add(first_column, code.mul(tile, across.outputs))
+            left = code.add(first_column, code.mul(code.mul(tile, across.outputs), tiles.step_across))
             at = code.add(first, channel)
             mask = tiles.mask(y.extents[2], at)
 
             def store(down_: str | int, across_: int, value: SimdValue) -> None:
-                i, j = code.add(top, down_), code.add(left, across_)
+                i = code.add(top, code.mul(down_, tiles.step_down))
+                j = code.add(left, code.mul(across_, tiles.step_across))
                 inside = [code.let(f"icmp slt i64 {i}, {height}"), code.let(f"icmp slt i64 {j}, {width}")]
                 with code.when(code.let(f"and i1 {inside[0]}, {inside[1]}")):
                     y.line(sample, i, j).store(at, value, mask)
@@ -340,18 +397,20 @@ def _sums_entry(
     tiles = _Tiles(args, cut.part, memory)
     x, dy = (tiles.image(image) for image in images)
     target, multiply = args.pointer(sums), args.pointer(packed_gemm(cut.part.channels))
-    top, left, samples, slices, floats, depth_parts, channel_parts = args.numbers(
-        [sizes.top, sizes.left, sizes.samples, cut.slices, cut.task_floats, cut.depth_parts, cut.channel_parts]
+    top, left, samples, slices, floats, parts, depth_parts, channel_parts = args.numbers(
+        [*(sizes.top, sizes.left, sizes.samples), *(cut.slices, cut.task_floats), cut.parts, *cut[1:3]]
     )
 
     def write() -> None:
         matrix = code.mul(tiles.depth, tiles.channels)
-        parts = code.mul(depth_parts, channel_parts)
         first, last = code.share(code.mul(slices, parts), 1, memory.max_threads, in_pieces=True)
         with code.loop(first, last) as task:
             number, part = code.div(task, parts), code.rem(task, parts)
-            from_depth = code.mul(code.div(part, channel_parts), tiles.depth)
-            from_channel = code.mul(code.rem(part, channel_parts), tiles.channels)
+            # Parts of the channels of x in all groups, and of those of y in one of them.
+            of_depth, of_channels = code.div(part, channel_parts), code.rem(part, channel_parts)
+            group = code.div(of_depth, depth_parts)
+            from_depth = code.mul(of_depth, tiles.depth)
+            from_channel = code.mul(code.add(code.mul(group, channel_parts), of_channels), tiles.channels)
             bounds = (number, code.add(number, 1))
             begin, end = (code.mul(code.div(code.mul(samples, bound), slices), tiles.tile_rows) for bound in bounds)
             own = code.at(target, code.mul(task, floats), "float")
@@ -403,9 +462,11 @@ def _points_entry(step: Step, sizes: Sizes, cut: Cut, sums: Operand, result: Ope
         [cut.slices, cut.parts * cut.task_floats, cut.task_floats, cut.channel_parts]
     )
     taps = down.taps * across.taps
-    by_channel = args.number(result.shape[1] * taps)
+    filters = _Filters(args, sizes, result.shape)
     source, target = args.pointer(sums), args.pointer(result)
-    outputs, inputs = args.numbers(result.shape[:2])
+    outputs, inputs, group_depth = args.numbers(
+        [result.shape[0], sizes.groups * sizes.merged * result.shape[1], sizes.depth]
+    )
 
     def write() -> None:
         matrix = code.mul(depth, channels)
@@ -424,10 +485,16 @@ def _points_entry(step: Step, sizes: Sizes, cut: Cut, sums: Operand, result: Ope
                 totals.store(code.mul(point, lanes), total.get())
             both = transposed(down.from_w), transposed(across.from_w)
             _transform(code, both, _loading(totals, across.inputs, lanes), _storing(taken, across.taps, lanes))
-            first = code.at(target, code.add(code.mul(k, taps), code.mul(channel, by_channel)), "float")
-            count = None if sizes.filled else code.sub(outputs, channel)
-            write_across(code, taken, lanes, (first, by_channel), taps, count)
+            start = filters.row(code.div(k, group_depth), code.rem(k, group_depth))
+            if sizes.merged > 1:
+                with filters.elements(start) as (element, lane, tap):
+                    value = code.load(taken.address(code.add(code.mul(tap, lanes), lane)), "float")
+                    code.store(code.at(target, element, "float"), "float", value)
+            else:
+                first = code.at(target, code.add(start[0], code.mul(channel, filters.by_channel)), "float")
+                count = None if sizes.filled else code.sub(outputs, channel)
+                write_across(code, taken, lanes, (first, filters.by_channel), taps, count)
 
     code.later(sizes.code_key, write)
-    cost = (2.0 + cut.slices) * sizes.depth * sizes.channels * sizes.points / vector_lanes()
+    cost = (2.0 + cut.slices) * sizes.groups * sizes.depth * sizes.channels * sizes.points / vector_lanes()
     return Entry(step, code, args.values, [sums], [result], kernel="winograd filter gradient", cost=cost)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from mlcompute.devices.cpu.codegen.addressing import aligned, thread_floats
 from mlcompute.devices.cpu.codegen.code import vector_lanes
 from mlcompute.devices.cpu.gemm.packed_gemm import FLOPS_PER_NS, panel_width
+from mlcompute.devices.cpu.kernels.convolution_windows import taps_inside
 from mlcompute.devices.cpu.kernels.winograd_transforms import Form, forms
 from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
 from mlcompute.ops.images import convolution_shapes
@@ -18,9 +19,11 @@ from mlcompute.ops.op import Shape, Step
 _TILES, _CACHE = 48, 400_000
 #: Bytes for the points of all threads' blocks, about.
 _ALL_BLOCKS = 3 << 20
-#: Of the time of a plain sum, what a filter with extent in one direction only may be estimated to take; and one with
-#: channels that do not fill vectors, since plain sums fill them up, too.
-_GAIN, _GAIN_UNFILLED = 0.75, 1.25
+#: Of the time of a plain sum, what filters in groups or with extent in one direction may be estimated to take; one with
+#: channels that do not fill vectors, since plain sums fill them up, too; and a dilated one.
+_GAIN, _GAIN_UNFILLED, _GAIN_DILATED = 0.75, 1.25, 1.0
+#: Inputs of a group of filters that are worth multiplying zeros with, to fill vectors.
+_LEAST_INPUTS = 4
 #: Fewer tiles than this do not pay for transforming the filters.
 _LEAST_TILES = 64
 #: Bytes for the sums of all slices of the gradient of filters; a single one may take more.
@@ -37,8 +40,14 @@ _MOST_FILTERS = 256 * 256
 class Sizes(NamedTuple):
     """A convolution as tiles: image in (samples, height, width, depth), image out (..., rows, columns, channels).
 
+    Depth and channels are those of a group of filters, or of as many groups as fill a vector: their products are one,
+    in which filters of other groups are zeros.
+
     down, across   the forms in both directions
     filled         depth and channels fill vectors; else they are rounded up to `depth` and `channels`, with zeros
+    dilations      from one pixel of a tile to the next
+    groups         products per point
+    merged         groups of filters in one product
     """
 
     down: Form
@@ -51,6 +60,9 @@ class Sizes(NamedTuple):
     top: int
     left: int
     filled: bool = True
+    dilations: tuple[int, int] = (1, 1)
+    groups: int = 1
+    merged: int = 1
 
     @property
     def points(self) -> int:
@@ -62,9 +74,19 @@ class Sizes(NamedTuple):
         return -(-self._width_tiles // max(8, self._cached_tiles)) if self.down.taps == 1 else 1
 
     @property
+    def grids(self) -> tuple[int, int]:
+        """Dilated, an image is many images, of pixels that lie as far apart as taps: how many, down and across."""
+        return min(self.dilations[0], self.result[0]), min(self.dilations[1], self.result[1])
+
+    @property
+    def height_tiles(self) -> int:
+        """Rows of tiles in one grid."""
+        return -(-self.result[0] // (self.dilations[0] * self.down.outputs))
+
+    @property
     def tile_rows(self) -> int:
         """Rows of tiles in one sample: as many per row of pixels as it has sections."""
-        return -(-self.result[0] // self.down.outputs) * self.sections
+        return math.prod(self.grids) * self.height_tiles * self.sections
 
     @property
     def row_tiles(self) -> int:
@@ -73,7 +95,7 @@ class Sizes(NamedTuple):
 
     @property
     def _width_tiles(self) -> int:
-        return -(-self.result[1] // self.across.outputs)
+        return -(-self.result[1] // (self.dilations[1] * self.across.outputs))
 
     @property
     def _cached_tiles(self) -> int:
@@ -100,13 +122,14 @@ class Sizes(NamedTuple):
     @property
     def code_key(self) -> str:
         """Everything a kernel's code depends on; extents are arguments."""
-        return f"{self.down} {self.across} {panel_width(self.channels)} {self.filled} {vector_lanes()}"
+        choices = f"{panel_width(self.channels)} {self.filled} {self.merged > 1} {vector_lanes()}"
+        return f"{self.down} {self.across} {choices}"
 
     @property
     def cost(self) -> float:
         """Nanoseconds, about: the products, and bringing pixels to points and back."""
         per_point = self.depth * self.channels + 10 * (self.depth + self.channels)
-        return 2.0 * self.tiles * self.points * per_point / FLOPS_PER_NS
+        return 2.0 * self.groups * self.tiles * self.points * per_point / FLOPS_PER_NS
 
 
 def winograd_sizes(step: Step) -> Sizes | None:
@@ -114,11 +137,15 @@ def winograd_sizes(step: Step) -> Sizes | None:
     a, (x, w, y) = step.attributes, convolution_shapes(step)
     if len(w) != 4 or not forms(*w[2:]) or not is_allowed():
         return None
-    if a["groups"] != 1 or (*a["strides"], *a["dilations"]) != (1, 1, 1, 1):
+    if set(a["strides"]) != {1} or (merged := _merged_groups(w, a["groups"])) is None:
         return None
-    lanes, (top, bottom, left, right), (most_down, most_across) = vector_lanes(), a["padding"], (w[2] - 1, w[3] - 1)
-    rounded = [-(-count // lanes) * lanes for count in w[:2]]
-    if math.prod(rounded) > _MOST_FILTERS:
+    # The distance between taps is that of pixels of a tile, too; a single tap has none.
+    down, across = (dilation if taps > 1 else 1 for dilation, taps in zip(a["dilations"], w[2:], strict=True))
+    lanes, (top, bottom, left, right) = vector_lanes(), a["padding"]
+    most_down, most_across = down * (w[2] - 1), across * (w[3] - 1)
+    groups, per_group = a["groups"] // merged, (w[0] // a["groups"] * merged, w[1] * merged)
+    rounded = [-(-count // lanes) * lanes for count in per_group]
+    if groups * math.prod(rounded) > _MOST_FILTERS:
         return None
     if max(top, bottom) > most_down or max(left, right) > most_across:
         return None
@@ -127,14 +154,30 @@ def winograd_sizes(step: Step) -> Sizes | None:
         (source, depth), (result, channels) = (y[2:], rounded[0]), (x[2:], rounded[1])
     else:
         (source, depth), (result, channels) = (x[2:], rounded[1]), (y[2:], rounded[0])
-    filled = rounded == [*w[:2]]
-    fitting = [Sizes(*both, x[0], source, depth, result, channels, top, left, filled) for both in forms(*w[2:])]
+    filled = rounded == [*per_group]
+    fitting = [
+        Sizes(*both, x[0], source, depth, result, channels, top, left, filled, (down, across), groups, merged)
+        for both in forms(*w[2:])
+    ]
     fitting = [sizes for sizes in fitting if sizes.tiles >= _LEAST_TILES]
-    if w[2] != w[3] or not filled:  # less is saved in one direction, or with zeros: not enough for few channels
-        plain = 2.0 * math.prod(y) * math.prod(w[1:]) / FLOPS_PER_NS
-        gain = _GAIN if w[2] != w[3] else _GAIN_UNFILLED
+    # Less is saved in one direction, with zeros, or where few pixels have taps inside: not enough for few channels.
+    has_few = w[2] != w[3] or a["groups"] > 1
+    if has_few or not filled or max(down, across) > 1:
+        plain = 2.0 * y[0] * groups * math.prod(per_group) * taps_inside(step) / FLOPS_PER_NS
+        gain = _GAIN if has_few else _GAIN_DILATED if filled else _GAIN_UNFILLED
         fitting = [sizes for sizes in fitting if sizes.cost < gain * plain]
     return min(fitting, key=lambda sizes: sizes.cost, default=None)
+
+
+def _merged_groups(w: Shape, groups: int) -> int | None:
+    """Groups of filters that are multiplied as one, to fill vectors; None where that is not possible or wastes most."""
+    outputs, inputs, lanes = w[0] // groups, w[1], vector_lanes()
+    if groups == 1 or outputs % lanes == inputs % lanes == 0:
+        return 1
+    merged = lanes // inputs
+    if outputs != inputs or lanes % inputs or inputs < _LEAST_INPUTS or groups % merged:
+        return None
+    return merged
 
 
 def is_allowed() -> bool:
@@ -159,7 +202,7 @@ def threads_bytes(sizes: Sizes) -> int:
 
 
 def filter_floats(sizes: Sizes) -> int:
-    """Floats for the points of all filters."""
+    """Floats for the points of the filters of a group."""
     return aligned(sizes.points * sizes.depth * sizes.channels)
 
 
@@ -169,11 +212,11 @@ def winograd_workspace(step: Step, sizes: Sizes) -> int:
         cut = cut_filters(sizes)
         return threads_bytes(cut.part) + cut.sums_bytes
     _, part = cut_channels(sizes)
-    return threads_bytes(part) + 4 * filter_floats(sizes)
+    return threads_bytes(part) + 4 * sizes.groups * filter_floats(sizes)
 
 
 class Cut(NamedTuple):
-    """How the gradient of filters is cut: slices of the batch, parts of the filters, and the sizes of a part."""
+    """How the gradient of filters is cut: slices of the batch, parts of a group's filters, and the sizes of a part."""
 
     slices: int
     depth_parts: int
@@ -182,7 +225,8 @@ class Cut(NamedTuple):
 
     @property
     def parts(self) -> int:
-        return self.depth_parts * self.channel_parts
+        """Of all groups."""
+        return self.part.groups * self.depth_parts * self.channel_parts
 
     @property
     def task_floats(self) -> int:
@@ -201,7 +245,7 @@ def cut_filters(sizes: Sizes) -> Cut:
     threads, these share parts of the filters as well. A part transforms its own channels of x and dy; others transform
     them again.
     """
-    whole = 4 * filter_floats(sizes)
+    whole = 4 * sizes.groups * filter_floats(sizes)
     slices = max(1, min(machine_slices(), sizes.samples, max(1, _SUMS // whole)))
     lanes, panel = vector_lanes(), panel_width(sizes.channels) * vector_lanes()
     all_depth_parts = _divisors(sizes.depth // lanes)
@@ -210,9 +254,9 @@ def cut_filters(sizes: Sizes) -> Cut:
     for depth_parts in all_depth_parts:
         for channel_parts in all_channel_parts:
             part = sizes._replace(depth=sizes.depth // depth_parts, channels=sizes.channels // channel_parts)
-            tasks = slices * depth_parts * channel_parts
+            tasks = slices * sizes.groups * depth_parts * channel_parts
             rounds = -(-tasks // machine_slices()) * machine_slices() / tasks
-            spills = max(1.0, whole / (depth_parts * channel_parts) / _PART)
+            spills = max(1.0, 4 * filter_floats(part) / _PART)
             found.append(
                 (part.cost * depth_parts * channel_parts * rounds * spills**0.25, depth_parts, channel_parts, part)
             )
@@ -236,7 +280,7 @@ def _channel_parts(sizes: Sizes) -> int:
     A part transforms x again. Filters that do not stay in the cache are read once for every block of tiles.
     """
     panel = panel_width(sizes.channels) * vector_lanes()
-    if sizes.channels % panel:
+    if sizes.channels % panel or sizes.groups > 1:
         return 1
 
     def cost(parts: int) -> float:

@@ -1,0 +1,167 @@
+"""The gradient of the filters of a pointwise convolution (1x1) with stride one: a product over all pixels.
+
+    x (pixels, c)     dy (pixels, o)     ->     dw (o, c) = dyᵀ x, or (xᵀ dy)ᵀ where that fills more of the vectors
+
+    per slice of the pixels, and some of them at a time: pack x or dy, multiply, add | sum of slices
+
+A bar is a barrier. Every slice reads its pixels once, from the first to the last, and its sums stay in the cache: the
+images, which often come from memory, are most of what is read. Nothing is packed where rows are one panel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, thread_floats
+from mlcompute.devices.cpu.codegen.arguments import KernelArguments
+from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
+from mlcompute.devices.cpu.codegen.loops import Line, Variable, vector_loop
+from mlcompute.devices.cpu.gemm.packed_gemm import (
+    DEPTH,
+    FLOPS_PER_NS,
+    call_pack,
+    call_packed_gemm,
+    in_wide_panels,
+    pack_rows,
+    packed_gemm,
+    panel_width,
+)
+from mlcompute.devices.cpu.runtime.entry import Entry
+from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
+from mlcompute.devices.loop_nest import Operand, Operands
+from mlcompute.ops.images import convolution_shapes
+from mlcompute.ops.op import FLOAT32, Step
+
+#: Bytes of the sums of a slice, which stay in the cache, and of all slices.
+_SUMS, _ALL_SUMS = 1 << 18, 1 << 20
+#: Pixels that a slice should have at least.
+_LEAST_PIXELS = 64
+
+
+class Pointwise(NamedTuple):
+    """Extents of the product: (rows, pixels) times (pixels, columns).
+
+    rotated   are the outputs its columns, and not the inputs?
+    """
+
+    pixels: int
+    rows: int
+    columns: int
+    rotated: bool
+
+    @property
+    def packed_columns(self) -> int:
+        """Columns, and a few more where panels would be a vector each."""
+        is_narrow = self.columns <= vector_lanes() or panel_width(self.columns) > 1
+        return self.columns if is_narrow else in_wide_panels(self.columns)
+
+    @property
+    def is_packed(self) -> bool:
+        """Are columns one panel as they lie?"""
+        return panel_width(self.packed_columns) * vector_lanes() == self.columns
+
+    @property
+    def apart(self) -> int:
+        """Floats from the sums of a slice to those of the next: threads do not write side by side."""
+        return thread_floats({"sums": self.rows * self.columns})
+
+    @property
+    def slices(self) -> int:
+        """Parts of the pixels: a fact of the machine, not of the number of threads."""
+        return max(1, min(machine_slices(), self.pixels // _LEAST_PIXELS))
+
+    @property
+    def thread_parts(self) -> dict[str, int]:
+        return {} if self.is_packed else {"packed": DEPTH * self.packed_columns}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes for the sums of all slices, and for every thread's packed pixels."""
+        return 4 * (self.slices * self.apart + thread_floats(self.thread_parts) * planned_threads())
+
+
+def pointwise_gradient(step: Step) -> Pointwise | None:
+    """The sizes of a step that this kernel computes; None for all others."""
+    if step.op.name != "convolution_weight_gradient":
+        return None
+    a, (_, w, y) = step.attributes, convolution_shapes(step)
+    if math.prod(w[2:]) != 1 or a["groups"] != 1 or set(a["strides"]) != {1} or set(a["padding"]) != {0}:
+        return None
+    if any(value.dtype != FLOAT32 for value in (*step.inputs, *step.results)):
+        return None
+    rotated = w[0] > w[1]  # the more columns, the fewer of them are zeros that fill vectors
+    rows, columns = sorted(w[:2])
+    sums = 4 * rows * columns
+    sizes = Pointwise(y[0] * math.prod(y[2:]), rows, columns, rotated)
+    if 2 * columns < vector_lanes() or sums > _SUMS or sums * sizes.slices > _ALL_SUMS:
+        return None
+    return sizes
+
+
+def pointwise_gradient_entries(
+    step: Step, operands: Operands, sizes: Pointwise, images: Sequence[Operand], result: Operand
+) -> Sequence[Entry]:
+    """dw; operands are dense."""
+    nbytes = 4 * sizes.slices * sizes.apart
+    sums, rest = operands.workspace(step, 0, nbytes), operands.workspace(step, nbytes, sizes.nbytes - nbytes)
+    return [_products_entry(step, sizes, images, sums, rest), _sum_entry(step, sizes, sums, result)]
+
+
+def _products_entry(step: Step, sizes: Pointwise, images: Sequence[Operand], sums: Operand, rest: Operand) -> Entry:
+    """The product of every slice."""
+    code = Code("pointwise_gradient")
+    args = KernelArguments(code)
+    memory = ThreadWorkspace(args, rest, sizes.thread_parts)
+    left, right = map(args.pointer, images if sizes.rotated else reversed(images))
+    pixels, rows, columns, slices, apart = args.numbers([*sizes[:3], sizes.slices, sizes.apart])
+    target = args.pointer(sums)
+    multiply, pack = (args.pointer(function(sizes.packed_columns)) for function in (packed_gemm, pack_rows))
+    begin, end = code.share(slices, 1, memory.max_threads, in_pieces=True)
+    with code.loop(begin, end) as number:
+        own = code.at(target, code.mul(number, apart), "float")
+        first, last = (code.div(code.mul(pixels, edge), slices) for edge in (number, code.add(number, 1)))
+        with code.loop(first, last, DEPTH) as start:
+            count = code.minimum(code.sub(last, start), DEPTH)
+            b = code.at(right, code.mul(start, columns), "float")
+            if not sizes.is_packed:
+                call_pack(code, pack, (0, columns), count, (b, columns), memory["packed"])
+                b = memory["packed"]
+            a = code.at(left, code.mul(start, rows), "float"), 1, rows
+            accumulate = code.sub(start, first)
+            call_packed_gemm(code, multiply, (rows, columns, count), a, b, (own, columns), accumulate)
+    return Entry(
+        step,
+        code,
+        args.values,
+        reads=list(images),
+        writes=[sums],
+        scratch=[memory.buffer],
+        kernel=f"gemm of pixels x{sizes.slices}",
+        cost=2.0 * math.prod(sizes[:3]) / FLOPS_PER_NS,
+        in_pieces=True,
+    )
+
+
+def _sum_entry(step: Step, sizes: Pointwise, sums: Operand, result: Operand) -> Entry:
+    """All slices added in order, to (outputs, inputs)."""
+    code = Code("pointwise_slices")
+    args = KernelArguments(code)
+    rows, columns, others, apart = args.numbers([sizes.rows, sizes.columns, sizes.slices - 1, sizes.apart])
+    source, target = args.pointer(sums), args.pointer(result)
+    begin, end = code.share(rows)
+    with code.loop(begin, end) as row:
+        line = Line(code, code.at(source, code.mul(row, columns), "float"), "float")
+        first = row if sizes.rotated else code.mul(row, columns)
+        to = Line(code, code.at(target, first, "float"), "float", rows if sizes.rotated else None)
+
+        def add(index: str, mask: str | None, line: Line = line, to: Line = to) -> None:
+            total = Variable(line.load(index, mask))
+            with code.loop(1, code.add(others, 1)) as number:
+                total.set(total.get() + line.load(code.add(code.mul(number, apart), index), mask))
+            to.store(index, total.get(), mask)
+
+        vector_loop(code, 0, columns, add)
+    cost = 0.3 * sizes.rows * sizes.columns * sizes.slices
+    return Entry(step, code, args.values, [sums], [result], kernel="sum of slices", cost=cost)
