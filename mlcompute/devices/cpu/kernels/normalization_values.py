@@ -164,12 +164,14 @@ def structure(group: NormalizationGroup) -> str:
         for value in step.results:
             numbers[value] = len(numbers)
     stored, found = ([numbers[value] for value in places] for places in (group.stored, group.found))
-    return f"{steps} {stored} {found} {[place.name for place in group.places]}"
+    return f"{steps} {stored} {found} {[place.name for place in group.places]} {group.neighbours}"
 
 
 def kernel_name(group: NormalizationGroup, of: str) -> str:
     """What the printed program calls the kernel that writes the results."""
-    name = "normalize" if group.core.op.name == "normalize" else "normalize gradient of"
+    name = "normalize" if len(group.along) == 1 else "normalize gradient of"
+    if group.neighbours > 1:
+        of = f"groups of {of}"
     others = len(group.steps) - 1
     return f"{name} {of}" + (f", {others} op{'s' if others > 1 else ''}" if others else "")
 
