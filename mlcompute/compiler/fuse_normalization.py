@@ -13,6 +13,7 @@ from __future__ import annotations
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.fuse_elementwise import FusedElementwise
 from mlcompute.compiler.index import Index
+from mlcompute.compiler.share_recomputed import share_recomputed
 from mlcompute.ops.op import Step, Value, overwritten_by
 
 #: What such a step is about.
@@ -51,7 +52,7 @@ def fuse_normalization(steps: list[Step], context: Context) -> list[Step]:
     """Every normalisation with the elementwise steps around it as a single step."""
     if context.index(steps).op_names.isdisjoint(CORES):
         return steps
-    steps = _gradients_first(steps, context)
+    steps = share_recomputed(_gradients_first(steps, context), context, NORMALIZATION_GRADIENTS)
     run = _Fusion(steps, context)
     for step in steps:
         if step.op.name in CORES:

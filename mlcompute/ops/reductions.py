@@ -265,7 +265,7 @@ def check_gradient_shapes(op: str, dy: Typed, y: Typed, v: Typed, *scale: Typed,
     )
     if (y.shape, v.shape) != (dy.shape, statistics) or not fits:
         found = [each.shape for each in (y, v, *scale)]
-        raise ShapeError(f"{op}: y, v and scale are {found}, dy {dy.shape} has statistics {statistics}")
+        raise ShapeError(f"{op}: y, v and scale are {found}, dy needs {[dy.shape, statistics]}")
 
 
 @register("normalize", "reduction")
