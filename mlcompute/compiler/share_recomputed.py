@@ -1,7 +1,7 @@
 """share_recomputed: what a normalization's gradient computes again anyway is not computed again after it.
 
-    n' = (x - m) / sqrt(v + epsilon)     y' = relu(n' scale + shift)     dx = normalize_gradient(select(y' <= 0, 0, dy), n')
-    y" = relu((x - m) / sqrt(v + epsilon) scale + shift), the weight gradient of the next convolution reads it
+    n' = (x - m) / sqrt(v + epsilon)     y' = relu(n' scale + shift)     dx = normalize_gradient(dy where y' > 0, n')
+    y" = relu((x - m) / sqrt(v + epsilon) scale + shift), which the weight gradient of the next convolution reads
 
 `recompute_normalized` and `rematerialize` ask for the same values in two places. Where nothing but elementwise steps
 stands between these, y" is y', which the kernel of the gradient stores on its way (`fuse_normalization`).

@@ -31,6 +31,7 @@ from mlcompute.devices.cpu.kernels.normalization_values import (
     GroupValues,
     Source,
     cost_of,
+    early_values,
     epsilon_of,
     kernel_name,
     late_values,
@@ -123,9 +124,9 @@ def _one_kernel(step: Step, group: NormalizationGroup, threads: int) -> Entry:
 
 def _statistics_of_blocks(step: Step, group: NormalizationGroup, parts: Sequence[Operand], cut: _Cut) -> Entry:
     """Two statistics of every block, and what is stored that they are computed from."""
-    read = [group.inputs[value] for value in group.loads_for(group.along, group.inputs)]
+    early = list(early_values(group).values())
+    read = [group.inputs[value] for value in group.loads_for([*group.along, *early_values(group)], group.inputs)]
     read += group.known.values()
-    early = list(group.early.values())
     kernel = _Kernel("normalize_blocks", group, [*read, *early], 0, parts, cut)
 
     def write() -> None:
@@ -143,7 +144,7 @@ def _statistics_of_blocks(step: Step, group: NormalizationGroup, parts: Sequence
 
 def _join_and_write(step: Step, group: NormalizationGroup, parts: Sequence[Operand], cut: _Cut) -> Entry:
     """The statistics of all blocks become one, then each block writes its rows."""
-    places, late = group.inputs | group.early, late_values(group)
+    places, late = group.inputs | early_values(group), late_values(group)
     read = [places[value] for value in group.loads_for(late, places)]
     read += group.known.values()
     written = [*late.values(), *group.found.values()]
@@ -185,6 +186,7 @@ class _Kernel:
         cut: _Cut | None = None,
     ) -> None:
         self.group, self.form = group, form_of(group)
+        places = list(dict.fromkeys(places))  # one may be read, and written to later
         self.code = Code(name)
         self.args = KernelArguments(self.code)
         self.values = GroupValues(self.code, group)
@@ -301,8 +303,8 @@ class _Unit:
     def find_statistics(self, rows: str, lines: Sequence[Line]) -> None:
         """The statistics of some rows; what is stored that they are computed from is stored first."""
         group, values, code = self.group, self.kernel.values, self.code
-        seen = {value: group.inputs[value] for value in group.loads_for(group.along, group.inputs)}
-        unstored = dict(group.early)
+        unstored = early_values(group)
+        seen = {value: group.inputs[value] for value in group.loads_for([*group.along, *unstored], group.inputs)}
 
         def add_rows(targets: Sequence[Line], terms: Callable[[str, str | None], Terms]) -> None:
             stored = dict(unstored)
@@ -378,7 +380,7 @@ class _Unit:
                 line.store(index, value, mask)
 
         vector_loop(code, *self.columns, prepare)
-        places, late = group.inputs | group.early, late_values(group)
+        places, late = group.inputs | early_values(group), late_values(group)
         read = {value: places[value] for value in group.loads_for(late, places)}
         known = self._read_known(late, read)
 

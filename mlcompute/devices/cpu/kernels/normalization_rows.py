@@ -21,6 +21,7 @@ from mlcompute.devices.cpu.kernels.normalization_values import (
     GroupValues,
     Source,
     cost_of,
+    early_values,
     epsilon_of,
     kernel_name,
     late_values,
@@ -57,8 +58,9 @@ def _are_rows_of_groups(group: NormalizationGroup, axes: Sequence[Axis]) -> bool
 
 def _before_sums(group: NormalizationGroup) -> list[Place]:
     """What is read and written before the statistics are known."""
-    read = [group.inputs[value] for value in group.loads_for(group.along, group.inputs)]
-    return [*read, *group.early.values(), *group.known.values(), *group.found.values()]
+    early = early_values(group)
+    read = [group.inputs[value] for value in group.loads_for([*group.along, *early], group.inputs)]
+    return [*read, *early.values(), *group.known.values(), *group.found.values()]
 
 
 def _reduced(axes: Sequence[Axis]) -> list[int]:
@@ -86,9 +88,10 @@ class _Kernel:
 
     def __init__(self, group: NormalizationGroup, rows: int) -> None:
         self.group, self.form = group, form_of(group)
-        self._first = {value: group.inputs[value] for value in group.loads_for(group.along, group.inputs)}
-        self._late = late_values(group)
-        places = group.inputs | group.early
+        self._early, self._late = early_values(group), late_values(group)
+        first = group.loads_for([*group.along, *self._early], group.inputs)
+        self._first = {value: group.inputs[value] for value in first}
+        places = group.inputs | self._early
         self._rest = {value: places[value] for value in group.loads_for(self._late, places)}
         self.code = code = Code("normalize_rows")
         self.args = args = KernelArguments(code)
@@ -151,7 +154,7 @@ class _Kernel:
         """The statistics of the current row."""
         group, code, values, sums = self.group, self.code, self.values, self._sums
         given = {value: splat(register) for value, register in known.items()}
-        seen, unstored = dict(self._first), dict(group.early)
+        seen, unstored = dict(self._first), dict(self._early)
 
         def sum_row(count: int, terms: Terms) -> list[SimdValue]:
             """One pass over the elements; the first one stores what is computed before the statistics."""
