@@ -34,7 +34,7 @@ def share_recomputed(steps: list[Step], context: Context, cores: tuple[str, ...]
             if same is not None and result not in context.kept:
                 substitution[result] = same
                 continue
-            before[key] = result
+            before.setdefault(key, result)
         elif not step.op.is_view:
             before, known = {}, {}
         done.append(step)
