@@ -29,7 +29,8 @@ _POOLS = ("max_pool", "max_pool_gradient", "sum_pool", "sum_pool_gradient")
 _RANKS = (3, 4, 5)
 #: Reductions over axes, or along one: they are renumbered.
 _REDUCTIONS = (
-    *("sum", "max", "min", "any", "all", "normalize", "normalize_gradient"),
+    *("sum", "max", "min", "any", "all"),
+    *("normalize", "normalize_gradient", "normalize_groups", "normalize_groups_gradient"),
     *("softmax_cross_entropy", "softmax_cross_entropy_gradient"),
 )
 #: Ops that move whole pixels or channels: what they say of axes is renumbered. The first input is an image.

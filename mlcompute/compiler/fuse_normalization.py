@@ -13,10 +13,13 @@ from __future__ import annotations
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.fuse_elementwise import FusedElementwise
 from mlcompute.compiler.index import Index
+from mlcompute.compiler.share_recomputed import share_recomputed
 from mlcompute.ops.op import Step, Value, overwritten_by
 
 #: What such a step is about.
-CORES = ("normalize", "normalize_gradient")
+NORMALIZATIONS = ("normalize", "normalize_groups")
+NORMALIZATION_GRADIENTS = ("normalize_gradient", "normalize_groups_gradient")
+CORES = (*NORMALIZATIONS, *NORMALIZATION_GRADIENTS)
 #: Steps before and after it that are looked at.
 _WINDOW = 64
 #: Elementwise ops in one step, and values as large as the normalised one that it reads.
@@ -49,7 +52,7 @@ def fuse_normalization(steps: list[Step], context: Context) -> list[Step]:
     """Every normalisation with the elementwise steps around it as a single step."""
     if context.index(steps).op_names.isdisjoint(CORES):
         return steps
-    steps = _gradients_first(steps, context)
+    steps = share_recomputed(_gradients_first(steps, context), context, NORMALIZATION_GRADIENTS)
     run = _Fusion(steps, context)
     for step in steps:
         if step.op.name in CORES:
@@ -66,7 +69,7 @@ def _gradients_first(steps: list[Step], context: Context) -> list[Step]:
     moved: set[Step] = set()
     after: dict[int, list[Step]] = {}
     for core in steps:
-        if core.op.name != "normalize_gradient":
+        if core.op.name not in NORMALIZATION_GRADIENTS:
             continue
         place = index.positions[core]
         lowest = place
@@ -113,7 +116,7 @@ class _Fusion:
 
     def try_step(self, core: Step) -> None:
         """Fuse what stands around a normalisation, if there is something."""
-        along = core.inputs[: 1 if core.op.name == "normalize" else 2]
+        along = core.inputs[: 1 if core.op.name in NORMALIZATIONS else 2]
         if core.results[0].shape == core.results[1].shape or not all(map(self.is_plain, along)):
             return
         group = _Group(self, core)

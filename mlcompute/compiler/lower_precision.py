@@ -44,6 +44,8 @@ _FOLLOWERS = {
     "sum_pool_gradient": (0,),
     "normalize": (0,),
     "normalize_gradient": (0, 1),
+    "normalize_groups": (0,),
+    "normalize_groups_gradient": (0, 1),
     "softmax_cross_entropy_gradient": (0,),
 }
 #: Ops that read bfloat16 and give float32, or whole numbers.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.compiler.context import Context
-from mlcompute.compiler.fuse_normalization import CORES
+from mlcompute.compiler.fuse_normalization import CORES, NORMALIZATIONS
 from mlcompute.compiler.index import Index
 from mlcompute.ops.op import TABLE, Step, Trace, Value
 
@@ -28,13 +28,13 @@ _MOST_OPS = 16
 def recompute_normalized(steps: list[Step], context: Context) -> list[Step]:
     """Reads of normalised values in the gradient pass, and of what follows from them alone, become reads of x."""
     index = context.index(steps)
-    if "normalize" not in index.op_names:
+    if index.op_names.isdisjoint(NORMALIZATIONS):
         return steps
     readable = context.readable
     inserted: dict[Step, list[Step]] = {}  # before which step
     replaced: dict[Step, dict[Value, Value]] = {}  # reader -> what it reads instead
     for step in steps:
-        if step.op.name == "normalize" and step.phase == "forward" and step.results[0] not in readable:
+        if step.op.name in NORMALIZATIONS and step.phase == "forward" and step.results[0] not in readable:
             found = _Recomputation.of(step, index, context.trace)
             if found is not None:
                 inserted.setdefault(found.readers[0], []).extend(found.steps)

@@ -16,6 +16,7 @@ is computed again if it is large and one op away from what the gradient pass rea
 from __future__ import annotations
 
 from mlcompute.compiler.context import Context
+from mlcompute.compiler.fuse_normalization import NORMALIZATIONS
 from mlcompute.compiler.recompute_normalized import renormalized
 from mlcompute.ops.op import Step, Value
 
@@ -101,7 +102,7 @@ class _Rematerialize:
         copies: dict[Value, Value] = {}
         for part in chain:
             result = part.results[0]
-            if part.op.name == "normalize":
+            if part.op.name in NORMALIZATIONS:
                 made += renormalized(part, self.trace)
                 copies[result] = made[-1].results[0]
                 continue
@@ -132,7 +133,7 @@ class _Rematerialize:
 
     def _can_repeat(self, maker: Step, value: Value, place: int) -> bool:
         """Is a value's maker elementwise, or a normalisation whose source and statistics are there?"""
-        if maker.op.name == "normalize" and self.exact_statistics:
+        if maker.op.name in NORMALIZATIONS and self.exact_statistics:
             x, (n, *statistics) = maker.inputs[0], maker.results
             exists = all(self._exists(each, place) for each in (x, *statistics))
             return value is n and exists

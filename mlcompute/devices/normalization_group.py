@@ -1,4 +1,4 @@
-"""What a normalization kernel computes: `normalize` or `normalize_gradient`, with elementwise ops before and after it.
+"""What a normalization kernel computes: one of `CORES`, with elementwise ops before and after it.
 
 Values are full or known. Full ones have an element for every element of the normalised value, and are computed in each
 pass over the elements; known ones have one element per result (a scale per channel, say), or one at all, and are
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mlcompute.compiler.fuse_normalization import CORES, FusedNormalization
+from mlcompute.compiler.fuse_normalization import CORES, NORMALIZATIONS, FusedNormalization
 from mlcompute.devices.loop_nest import Operand, Operands, Strides, broadcast_strides
 from mlcompute.ops.op import Shape, Step, Value, inner_steps
 
@@ -28,7 +28,7 @@ class Place:
 class NormalizationGroup:
     """The steps of a kernel and where their inputs and results lie.
 
-    core      normalize or normalize_gradient
+    core      normalize, normalize_groups, or the gradient of one of them
     inputs    full operands that are read
     known     those with one element per result
     stored    full values that are written, in the order of the step's results
@@ -41,7 +41,7 @@ class NormalizationGroup:
         self.core = next(each for each in self.steps if each.op.name in CORES)
         self.shape: Shape = self.core.inputs[0].shape
         self.axes: tuple[int, ...] = self.core.attributes["axes"]
-        self.along = self.core.inputs[: 1 if self.core.op.name == "normalize" else 2]
+        self.along = self.core.inputs[: 1 if self.core.op.name in NORMALIZATIONS else 2]
         self.makers = {value: each for each in self.steps for value in each.results}
         self._is_known: dict[Value, bool] = {}
         self.inputs: dict[Value, Place] = {}
@@ -106,6 +106,17 @@ class NormalizationGroup:
         """All operands: full ones first, and first of all one of the normalised value's shape."""
         full = sorted([*self.inputs.values(), *self.stored.values()], key=lambda each: each.operand.shape != self.shape)
         return [*full, *self.known.values(), *self.found.values()]
+
+    @property
+    def neighbours(self) -> int:
+        """How many neighbouring results have their statistics in common; those lie along the axis `channel_axis`."""
+        size: int = self.core.attributes.get("size", 1)
+        return size
+
+    @property
+    def channel_axis(self) -> int:
+        axis: int = self.core.attributes["axis"]
+        return axis
 
     @property
     def result_count(self) -> int:

@@ -42,10 +42,9 @@ class GroupNormalizationLayer(ChannelNormalization):
 
     def forward(self, run: Forward, *sources: Value) -> Value:
         (x,) = sources
-        samples, groups = x.shape[0], self._group_count
-        rows = ops.reshape(x, (samples, groups, x.size // (samples * groups)))
-        y, _, _ = ops.normalize(rows, (2,), self._variance_epsilon)
-        return self.scale_and_shift(run, ops.reshape(y, x.shape), self.per_channel(x))
+        size = self._feature_channel_count // self._group_count
+        y = ops.normalize_groups(x, range(2, x.rank), 1, size, self._variance_epsilon)
+        return self.scale_and_shift(run, y, self.per_channel(x))
 
 
 class LayerNormalizationLayer(Normalization):

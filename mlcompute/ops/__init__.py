@@ -11,6 +11,7 @@ from mlcompute.ops.division import *
 from mlcompute.ops.elementwise import *
 from mlcompute.ops.embedding import *
 from mlcompute.ops.group import *
+from mlcompute.ops.group_normalization import *
 from mlcompute.ops.indexing import *
 from mlcompute.ops.matmul_and_convolution import *
 from mlcompute.ops.op import *

@@ -14,7 +14,8 @@ from mlcompute.ops.op import BOOL, Array, ArrayType, Op, Shape, Typed, Value, em
 Axes = tuple[int, ...]
 
 
-def _reduced(shape: Shape, axes: Axes) -> Shape:
+def reduced_shape(shape: Shape, axes: Axes) -> Shape:
+    """The shape of a result: extents along the axes are 1."""
     return tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
 
 
@@ -25,14 +26,15 @@ def front_axis(op: str, axis: int, rank: int) -> int:
     return axis % rank
 
 
-def _front_axes(op: str, axes: Iterable[int], rank: int) -> Axes:
+def front_axes(op: str, axes: Iterable[int], rank: int) -> Axes:
+    """The axes counted from the front; a ShapeError where one does not exist or is named twice."""
     found = tuple(front_axis(op, axis, rank) for axis in axes)
     if len(set(found)) < len(found):
         raise ShapeError(f"{op}: an axis is named twice in {found}")
     return found
 
 
-def _count(op: str, shape: Shape, axes: Axes) -> int:
+def count_reduced(op: str, shape: Shape, axes: Axes) -> int:
     """How many elements become one; a ShapeError when there are none, for ops that then have no answer."""
     count = math.prod(shape[axis] for axis in axes)
     if not count:
@@ -43,7 +45,7 @@ def _count(op: str, shape: Shape, axes: Axes) -> int:
 class _Reduction(Op):
     @staticmethod
     def result(x: Typed, axes: Axes) -> ArrayType:
-        return ArrayType(_reduced(x.shape, axes), computed_type(x.dtype))
+        return ArrayType(reduced_shape(x.shape, axes), computed_type(x.dtype))
 
 
 @register("sum", "reduction")
@@ -68,8 +70,8 @@ def _to_extremes(dy: Value, y: Value, x: Value, axes: Axes) -> Value:
 class _Extreme(Op):
     @staticmethod
     def result(x: Typed, axes: Axes) -> ArrayType:
-        _count("max or min", x.shape, axes)
-        return ArrayType(_reduced(x.shape, axes), computed_type(x.dtype))
+        count_reduced("max or min", x.shape, axes)
+        return ArrayType(reduced_shape(x.shape, axes), computed_type(x.dtype))
 
 
 @register("max", "reduction")
@@ -97,8 +99,8 @@ class Min(_Extreme):
 class _Index(Op):
     @staticmethod
     def result(x: Typed, axis: int) -> ArrayType:
-        _count("argmax or argmin", x.shape, (axis,))
-        return ArrayType(_reduced(x.shape, (axis,)), np.dtype(np.int64))
+        count_reduced("argmax or argmin", x.shape, (axis,))
+        return ArrayType(reduced_shape(x.shape, (axis,)), np.dtype(np.int64))
 
 
 @register("argmax", "reduction")
@@ -122,7 +124,7 @@ class ArgMin(_Index):
 class _Logical(Op):
     @staticmethod
     def result(x: Typed, axes: Axes) -> ArrayType:
-        return ArrayType(_reduced(x.shape, axes), BOOL)
+        return ArrayType(reduced_shape(x.shape, axes), BOOL)
 
 
 @register("any", "reduction")
@@ -145,7 +147,7 @@ class AllOf(_Logical):
 
 def _function(name: str) -> Callable[[Value, Iterable[int]], Value]:
     def call(x: Value, axes: Iterable[int]) -> Value:
-        return emit(name, x, axes=_front_axes(name, axes, x.rank))
+        return emit(name, x, axes=front_axes(name, axes, x.rank))
 
     call.__name__ = name
     return call
@@ -166,8 +168,8 @@ def argmin(x: Value, axis: int) -> Value:
 
 def mean(x: Value, axes: Iterable[int]) -> Value:
     """Sum over axes divided by the number of elements summed."""
-    axes = _front_axes("mean", axes, x.rank)
-    return sum_(x, axes) * (1.0 / _count("mean", x.shape, axes))
+    axes = front_axes("mean", axes, x.rank)
+    return sum_(x, axes) * (1.0 / count_reduced("mean", x.shape, axes))
 
 
 def sum_to(x: Value, shape: Shape) -> Value:
@@ -201,7 +203,7 @@ def log_softmax(x: Value, axis: int) -> Value:
 
 def normalize(x: Value, axes: Iterable[int], epsilon: float) -> tuple[Value, Value, Value]:
     """(x - mean) / sqrt(variance + epsilon) over axes, with the mean and the biased variance."""
-    axes = _front_axes("normalize", axes, x.rank)
+    axes = front_axes("normalize", axes, x.rank)
     y, mean_, variance = emit_all("normalize", x, axes=axes, epsilon=epsilon)
     return y, mean_, variance
 
@@ -212,7 +214,7 @@ class Softmax(Op):
 
     @staticmethod
     def result(x: Typed, axis: int) -> ArrayType:
-        _count("softmax", x.shape, (axis,))
+        count_reduced("softmax", x.shape, (axis,))
         return ArrayType(x.shape, computed_type(x.dtype))
 
     @staticmethod
@@ -236,7 +238,7 @@ class LogSoftmax(Op):
 
     @staticmethod
     def result(x: Typed, axis: int) -> ArrayType:
-        _count("log_softmax", x.shape, (axis,))
+        count_reduced("log_softmax", x.shape, (axis,))
         return ArrayType(x.shape, computed_type(x.dtype))
 
     @staticmethod
@@ -254,6 +256,18 @@ class LogSoftmax(Op):
         return shifted - emit("log", sum_(emit("exp", shifted), (axis,)))
 
 
+def check_gradient_shapes(op: str, dy: Typed, y: Typed, v: Typed, *scale: Typed, axes: Axes) -> None:
+    """A ShapeError unless y is like dy, v like the statistics, and a scale like those or broadcast to them."""
+    statistics = reduced_shape(dy.shape, axes)
+    fits = all(
+        len(each.shape) == len(statistics) and np.broadcast_shapes(each.shape, statistics) == statistics
+        for each in scale
+    )
+    if (y.shape, v.shape) != (dy.shape, statistics) or not fits:
+        found = [each.shape for each in (y, v, *scale)]
+        raise ShapeError(f"{op}: y, v and scale are {found}, dy needs {[dy.shape, statistics]}")
+
+
 @register("normalize", "reduction")
 class Normalize(Op):
     """y = (x - m) / sqrt(v + epsilon), with m = mean and v = biased variance of x over axes; also m and v.
@@ -263,8 +277,8 @@ class Normalize(Op):
 
     @staticmethod
     def result(x: Typed, axes: Axes, epsilon: float) -> tuple[ArrayType, ArrayType, ArrayType]:
-        _count("normalize", x.shape, axes)
-        statistics = ArrayType(_reduced(x.shape, axes), computed_type(x.dtype))
+        count_reduced("normalize", x.shape, axes)
+        statistics = ArrayType(reduced_shape(x.shape, axes), computed_type(x.dtype))
         return ArrayType(x.shape, x.dtype), statistics, statistics
 
     @staticmethod
@@ -283,7 +297,7 @@ class Normalize(Op):
         dx: Value | None = None
         if dn is not None:
             dx = emit_all("normalize_gradient", dn, normalized, v, axes=axes, epsilon=epsilon)[0]
-        count = _count("normalize", x.shape, axes)
+        count = count_reduced("normalize", x.shape, axes)
         if dm is not None:
             part = emit("broadcast", dm * (1.0 / count), shape=x.shape)
             dx = part if dx is None else dx + part
@@ -304,7 +318,7 @@ class Normalize(Op):
 class NormalizeGradient(Op):
     """dx = (dn - mean dn - y mean(dn y)) / sqrt(v + epsilon), with dn = scale dy; also sum dy and sum dy y.
 
-    dy, y like x   v and scale (which may be missing: 1) like the statistics   ->   dx like x, sums like the statistics
+    dy, y like x   v like the statistics   scale (1 if missing) like those, or broadcast to them   ->   dx, sums like v
     The sums are the gradients of a shift and of that scale, which a normalisation is usually followed by.
     """
 
@@ -312,17 +326,14 @@ class NormalizeGradient(Op):
     def result(
         dy: Typed, y: Typed, v: Typed, *scale: Typed, axes: Axes, epsilon: float
     ) -> tuple[ArrayType, ArrayType, ArrayType]:
-        _count("normalize_gradient", dy.shape, axes)
-        shapes = [dy.shape, *[_reduced(dy.shape, axes)] * (1 + len(scale))]
-        found = [value.shape for value in (y, v, *scale)]
-        if found != shapes:
-            raise ShapeError(f"normalize_gradient: y, v and scale are {found}, dy needs {shapes}")
+        count_reduced("normalize_gradient", dy.shape, axes)
+        check_gradient_shapes("normalize_gradient", dy, y, v, *scale, axes=axes)
         sums = ArrayType(v.shape, computed_type(dy.dtype))
         return ArrayType(dy.shape, dy.dtype), sums, sums
 
     @staticmethod
     def meaning(dy: Array, y: Array, v: Array, *scale: Array, axes: Axes, epsilon: float) -> tuple[Array, Array, Array]:
-        count = _count("normalize_gradient", dy.shape, axes)
+        count = count_reduced("normalize_gradient", dy.shape, axes)
         shift, slope = (np.sum(a, axis=axes, keepdims=True, dtype=dy.dtype) for a in (dy, dy * y))
         inner = dy - shift * (1.0 / count) - y * (slope * (1.0 / count))
         factor = (scale[0] if scale else 1.0) / np.sqrt(v + epsilon)
@@ -332,7 +343,7 @@ class NormalizeGradient(Op):
     def expansion(
         dy: Value, y: Value, v: Value, *scale: Value, axes: Axes, epsilon: float
     ) -> tuple[Value, Value, Value]:
-        count = _count("normalize_gradient", dy.shape, axes)
+        count = count_reduced("normalize_gradient", dy.shape, axes)
         shift, slope = sum_(dy, axes), sum_(dy * y, axes)
         inner = dy - shift * (1.0 / count) - y * (slope * (1.0 / count))
         root = emit("rsqrt", v + epsilon)

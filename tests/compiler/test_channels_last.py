@@ -6,6 +6,7 @@ import numpy as np
 
 from mlcompute import ops
 from mlcompute.compiler.channels_last import channels_last
+from mlcompute.compiler.differentiate import differentiate
 from mlcompute.compiler.verify import verify_steps
 from mlcompute.ops.op import Trace, Value, emit_all
 from tests.compiler.programs import apply, feed, run
@@ -71,6 +72,22 @@ def test_statistics_per_channel_follow() -> None:
     step = next(step for step in trace.steps if step.op.name == "normalize")
     assert step.attributes["axes"] == (0, 1, 2)
     assert names.count("transpose") == 2
+
+
+def test_groups_of_channels_follow() -> None:
+    """A group norm between convolutions, its scale and activation: no transpose but at the borders."""
+    trace = Trace()
+    x, w, v = feed(trace, (2, 3, 6, 6)), feed(trace, (4, 3, 3, 3)), feed(trace, (4, 4, 3, 3))
+    scale, dy = feed(trace, (1, 4, 1, 1)), feed(trace, (2, 4, 6, 6))
+    y = ops.relu(ops.normalize_groups(ops.convolution(x, w, *CONVOLUTION), (2, 3), 1, 2, 1e-5) * scale)
+    z = ops.convolution(y, v, *CONVOLUTION)
+    trace.phase = "gradient"
+    dw = differentiate(trace, {z: dy}, [w], set())[w]
+    names = check(trace, [x, w, v, scale, dy], [z, dw])
+    for name in ("normalize_groups", "normalize_groups_gradient"):
+        step = next(step for step in trace.steps if step.op.name == name)
+        assert (step.attributes["axes"], step.attributes["axis"]) == ((1, 2), 3)
+    assert names.count("transpose") == 3  # x, dy and z
 
 
 def test_one_channel_or_one_pixel_needs_no_transpose() -> None:

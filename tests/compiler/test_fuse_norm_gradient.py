@@ -112,3 +112,28 @@ def test_two_normalisations_of_one_sum_take_its_gradient_once() -> None:
     verify_steps(trace.steps)
     for old, new in zip(before, run(trace, [a, b, *scales, *shifts, dy], results), strict=True):
         np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2], ids=["instances", "groups of one", "groups of two"])
+def test_a_scale_that_samples_share(size: int) -> None:
+    """Instance and group norm: the sums of all samples are added up, and nothing reads dy again."""
+    trace = Trace()
+    x, scale, shift, dy = (feed(trace, shape) for shape in ((3, 4, 5), (1, 4, 1), (1, 4, 1), (3, 4, 5)))
+    n = ops.normalize_groups(x, (2,), 1, size, 1e-5) if size else ops.normalize(x, (2,), 1e-5)[0]
+    y = n * scale + shift
+    trace.phase = "gradient"
+    found = differentiate(trace, {y: dy}, [x, scale, shift], set())
+    inputs = [x, scale, shift, dy]
+    results = simplified(trace, [found[value] for value in (x, scale, shift)])
+    before = run(trace, inputs, results)
+    apply(fuse_norm_gradient, trace, results)
+    verify_steps(trace.steps)
+    steps = [step for step in trace.steps if step.phase == "gradient"]
+    assert [step.op.name for step in steps] == [
+        "normalize_groups_gradient" if size else "normalize_gradient",
+        "sum",
+        "sum",
+    ]
+    assert all(step.inputs[0].shape == (3, 4, 1) for step in steps[1:])
+    for old, new in zip(before, run(trace, inputs, results), strict=True):
+        np.testing.assert_allclose(new, old, rtol=1e-4, atol=1e-5)

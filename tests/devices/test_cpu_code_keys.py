@@ -81,6 +81,10 @@ def normalization() -> Iterator[Described]:
     shapes = [((8, 5), (1,)), ((8, 300), (1,)), ((2, 7, 40), (2,)), ((2, 7, 40), (1, 2)), ((3, 4, 5, 6), (1, 3))]
     for (shape, axes), dtype, epsilon in itertools.product(shapes, FLOATS, (1e-5, 1e-3)):
         yield "normalize", [zeros(*shape, dtype=dtype)], {"axes": axes, "epsilon": epsilon}, None
+    groups = [((2, 20, 24), (1,), 2), ((3, 20, 24), (1,), 2), ((2, 24, 20), (2,), 1), ((2, 9, 9, 600), (1, 2), 3)]
+    for (shape, axes, axis), size, dtype in itertools.product(groups, (1, 2, 4, 12), FLOATS):
+        settings = {"axes": axes, "axis": axis, "size": size, "epsilon": 1e-5}
+        yield "normalize_groups", [zeros(*shape, dtype=dtype)], settings, None
 
 
 @pytest.mark.parametrize("described", [pooling, cross_entropy, products, normalization])

@@ -20,7 +20,7 @@ from mlcompute.devices.cpu.kernels import normalization_columns
 from mlcompute.devices.cuda.codegen import lanes
 from mlcompute.devices.device import Engine
 from mlcompute.ops.bfloat16 import bfloat16
-from mlcompute.ops.op import FLOAT32, Array, Trace, Value, emit_all
+from mlcompute.ops.op import FLOAT32, TABLE, Array, Trace, Value, emit_all
 from tests.devices.cuda_emulator import bench
 from tests.devices.cuda_emulator.bench import needs_engine
 from tests.harness import assert_close, interpret
@@ -174,6 +174,124 @@ def test_views_of_other_orders_stay_apart(engine: Engine) -> None:
 
     names = check(engine, forward, normal(6, 16), normal(16, 6, seed=1))
     assert names == ["add", "fused_normalization", "add"]
+
+
+#: Shape, reduced axes, axis of channels, channels of a group: channels-last (short and long groups, of one channel, of
+#: all, of more than a vector and than 512), channels-first, sequences, volumes.
+GROUPS = [
+    ((3, 5, 6, 8), (1, 2), 3, 4), ((2, 4, 5, 12), (1, 2), 3, 3), ((2, 17, 96), (1,), 2, 32), ((3, 20, 7), (1,), 2, 1),
+    ((2, 18, 600), (1,), 2, 600), ((9, 16, 16, 10), (1, 2), 3, 2), ((3, 6, 4, 5), (2, 3), 1, 3),
+    ((9, 4, 33), (2,), 1, 2), ((2, 6, 3, 4, 5), (2, 3, 4), 1, 6), ((2, 3, 4, 5, 6), (1, 2, 3), 4, 2),
+    ((1, 4, 4, 6), (1, 2), 3, 3),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("plans")
+@pytest.mark.parametrize("threads", [1, 5])
+@pytest.mark.parametrize(("shape", "axes", "axis", "size"), GROUPS, ids=str)
+def test_groups_of_channels(threads: int, shape: tuple[int, ...], axes: tuple[int, ...], axis: int, size: int) -> None:
+    """Group norm and SiLU, with one scale per channel for all samples; then the gradient, which reads x and not n."""
+    engine = Cpu(threads)
+    group = {"axes": axes, "axis": axis, "size": size, "epsilon": 1e-5}
+    channels = tuple(extent if number == axis else 1 for number, extent in enumerate(shape))
+
+    def forward(a: Value, b: Value, scale: Value, shift: Value) -> list[Value]:
+        x = a + b
+        n, m, v = emit_all("normalize_groups", x, **group)
+        y = n * scale + shift
+        return [x, m, v, y * ops.sigmoid(y)]
+
+    arrays = [normal(*shape, seed=seed) for seed in range(2)]
+    arrays[0] += 3
+    scale, shift = normal(*channels, seed=4), normal(*channels, seed=5)
+    assert check(engine, forward, *arrays, scale, shift) == ["fused_normalization"]
+
+    def gradient(dy: Value, other: Value, x: Value, m: Value, v: Value, scale: Value, shift: Value) -> list[Value]:
+        n = (x - m) * ops.rsqrt(v + 1e-5)
+        y = n * scale + shift
+        s = ops.sigmoid(y)
+        dz = dy * (s + y * s * (1.0 - s))
+        dx, sums, slopes = emit_all("normalize_groups_gradient", dz, n, v, scale, **group)
+        return [y * s, dx + other, sums, slopes]
+
+    x = arrays[0] + arrays[1]
+    _, m, v = TABLE["normalize_groups"].meaning(x.astype(np.float64), **group)
+    names = check(engine, gradient, *arrays[::-1], x, m.astype(np.float32), v.astype(np.float32), scale, shift)
+    assert names == ["fused_normalization"]
+
+
+@pytest.mark.usefixtures("plans")
+def test_groups_without_a_scale() -> None:
+    def gradient(dy: Value, y: Value, v: Value) -> list[Value]:
+        return list(emit_all("normalize_groups_gradient", dy, y, v, axes=(1,), axis=2, size=4, epsilon=1e-5))
+
+    v = np.repeat(normal(3, 1, 2) ** 2, 4, axis=2)
+    check(Cpu(1), gradient, normal(3, 20, 8), normal(3, 20, 8, seed=1), v)
+
+
+@pytest.mark.usefixtures("plans")
+@pytest.mark.parametrize(("shape", "axes", "axis"), [((3, 40, 32), (1,), 2), ((3, 8, 40), (2,), 1)], ids=str)
+def test_groups_in_bfloat16(shape: tuple[int, ...], axes: tuple[int, ...], axis: int) -> None:
+    group = {"axes": axes, "axis": axis, "size": 4, "epsilon": 1e-5}
+
+    def forward(x: Value, scale: Value) -> list[Value]:
+        n, m, v = emit_all("normalize_groups", ops.convert(x, bfloat16()), **group)
+        y = ops.convert(ops.tanh(ops.convert(n, FLOAT32) * scale), bfloat16())
+        dx, sums, slopes = emit_all("normalize_groups_gradient", y, n, v, scale, **group)
+        return [m, v, sums, slopes, ops.convert(dx, FLOAT32)]
+
+    channels = tuple(extent if number == axis else 1 for number, extent in enumerate(shape))
+    check(Cpu(1), forward, normal(*shape) + 3, normal(*channels, seed=2), scale=64)
+
+
+@pytest.mark.usefixtures("plans")
+def test_groups_do_not_depend_on_threads() -> None:
+    def forward(x: Value, scale: Value) -> list[Value]:
+        n, _, v = emit_all("normalize_groups", x, axes=(1, 2), axis=3, size=4, epsilon=1e-5)
+        return [ops.tanh(n * scale), *emit_all("normalize_groups_gradient", x, n, v, scale,
+                                               axes=(1, 2), axis=3, size=4, epsilon=1e-5)]  # fmt: skip
+
+    arrays = [normal(9, 8, 8, 12), normal(1, 1, 1, 12, seed=1)]
+    found = [outcome(Cpu(threads), forward, arrays, fuses=True)[0] for threads in (1, 3, 8)]
+    for others in found[1:]:
+        assert [a.tobytes() for a in others] == [a.tobytes() for a in found[0]]
+
+
+def test_normalized_values_follow_exactly_from_the_statistics_of_groups() -> None:
+    """`Traits.exact_statistics`: what the gradient pass computes again is the same to the bit."""
+
+    def forward(x: Value) -> list[Value]:
+        n, m, v = emit_all("normalize_groups", x, axes=(1,), axis=2, size=8, epsilon=1e-5)
+        return [n, (x - m) * ops.rsqrt(v + 1e-5)]
+
+    (n, again), _, _ = outcome(Cpu(1), forward, [normal(3, 40, 32) + 5], fuses=False)
+    assert n.tobytes() == again.tobytes()
+
+
+@pytest.mark.usefixtures("plans")
+@pytest.mark.parametrize(("shape", "axes", "axis"), [((3, 5, 6, 8), (1, 2), 3), ((3, 4, 5, 6), (2, 3), 1)], ids=str)
+def test_a_scale_that_samples_share(engine: Engine, shape: tuple[int, ...], axes: tuple[int, ...], axis: int) -> None:
+    """Instance norm: every sample has statistics of its own, and all have the same scale."""
+    channels = tuple(extent if number == axis else 1 for number, extent in enumerate(shape))
+
+    def gradient(dy: Value, x: Value, v: Value, scale: Value) -> list[Value]:
+        return list(emit_all("normalize_gradient", dy * 2.0, x, v, scale, axes=axes, epsilon=1e-5))
+
+    v = normal(*statistics_shape(shape, axes), seed=2) ** 2
+    names = check(engine, gradient, normal(*shape), normal(*shape, seed=1), v, normal(*channels, seed=3))
+    assert names == ["fused_normalization"]
+
+
+@pytest.mark.usefixtures("plans")
+def test_functions_before_a_normalization(engine: Engine) -> None:
+    """What takes long to compute is computed once: the value that is normalised waits where the result will be."""
+
+    def forward(a: Value, scale: Value) -> list[Value]:
+        n, _, _ = emit_all("normalize", a * ops.sigmoid(a), axes=(0, 1), epsilon=1e-5)
+        return [ops.exp(a) + 1.0, n * scale]
+
+    names = check(engine, forward, normal(8, 40, 16), normal(1, 1, 16, seed=1))
+    assert "fused_normalization" in names
 
 
 @needs_engine

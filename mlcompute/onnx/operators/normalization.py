@@ -102,10 +102,8 @@ def group_normalization(call: Call) -> Value:
     groups, channels = call.attribute("num_groups"), x.shape[1]
     if not groups or channels % groups:
         raise ShapeError(f"GroupNormalization: {channels} channels in {groups} groups")
-    wide = _in_float32(x)
-    parts = ops.reshape(wide, (x.shape[0], groups, x.size // (x.shape[0] * groups)))
-    normalized, _, _ = ops.normalize(parts, (2,), call.attribute("epsilon", 1e-5))
-    y = ops.convert(ops.reshape(normalized, x.shape), x.dtype)
+    size, epsilon = channels // groups, call.attribute("epsilon", 1e-5)
+    y = ops.convert(ops.normalize_groups(_in_float32(x), range(2, x.rank), 1, size, epsilon), x.dtype)
     scale, bias = (_spread_groups(value, channels) for value in (call[1], call[2]))
     return y * per_channel(x, scale) + per_channel(x, bias)
 

@@ -74,6 +74,11 @@ def supports_elementwise(op_name: str, operand_types: Sequence[DType], result_ty
     return (op_name in _FUNCTIONS or op_name == "pow") and computed_type(result_type) in (_FLOAT, _HALF)
 
 
+def is_function(op_name: str) -> bool:
+    """Does an element take many instructions, longer than writing it to memory and reading it again?"""
+    return op_name in _FUNCTIONS or op_name == "pow"
+
+
 def emit_elementwise(
     code: Code,
     op_name: str,

@@ -1,4 +1,4 @@
-"""normalize and normalize_gradient, over rows (layer norm) or columns (channels-last batch norm).
+"""normalize, normalize_groups and their gradients, over rows (layer norm) or columns (channels-last batch norm).
 
 Elementwise ops before and after them (`fuse_normalization`) are computed in the same passes over memory. What is
 computed does not depend on what is fused: the sums are those of the step alone, and every op rounds by itself.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from mlcompute.compiler.fuse_normalization import CORES
 from mlcompute.devices.cpu.kernels.elementwise_ops import supports_elementwise
 from mlcompute.devices.cpu.kernels.normalization_columns import are_columns, block_count, column_entries
 from mlcompute.devices.cpu.kernels.normalization_rows import are_rows, row_entry
@@ -71,7 +72,7 @@ def workspace(step: Step) -> int:
     return 2 * blocks * group.result_count * 4 if blocks > 1 else 0
 
 
-_OPS = ("normalize", "normalize_gradient", "fused_normalization")
+_OPS = (*CORES, "fused_normalization")
 KERNELS: dict[str, Maker] = dict.fromkeys(_OPS, normalization_entries)
 WORKSPACES: dict[str, Callable[[Step], int]] = dict.fromkeys(_OPS, workspace)
 READS = dict.fromkeys(_OPS, reads)

@@ -1,4 +1,4 @@
-"""Normalization of columns (channels-last batch norm): results lie side by side, and so do the rows they are found in.
+"""Normalization of columns (channels-last images): results lie side by side, and so do the rows they are found in.
 
 Threads own columns, or samples of them: statistics and results in one go. Columns with many rows are cut into blocks
 of rows instead: one kernel finds the statistics of every block; in another one, every block joins those of all blocks
@@ -18,11 +18,20 @@ from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.codegen.combiners import ROWS, SUM
 from mlcompute.devices.cpu.codegen.loops import Line, row_groups, splat, to_float, vector_loop
 from mlcompute.devices.cpu.codegen.simd import SimdValue
-from mlcompute.devices.cpu.kernels.normalization_forms import FORMS, Terms
+from mlcompute.devices.cpu.kernels.normalization_forms import Terms
+from mlcompute.devices.cpu.kernels.normalization_neighbours import (
+    GroupForm,
+    are_neighbours,
+    columns_together,
+    form_of,
+    group_form_of,
+    join_neighbours,
+)
 from mlcompute.devices.cpu.kernels.normalization_values import (
     GroupValues,
     Source,
     cost_of,
+    early_values,
     epsilon_of,
     kernel_name,
     late_values,
@@ -38,16 +47,20 @@ from mlcompute.devices.loop_nest import Axis, Operand, Operands, dense_strides, 
 from mlcompute.devices.normalization_group import NormalizationGroup, Place
 from mlcompute.ops.op import Step, Value
 
-#: Columns worked on at once; rows written at once, fewer of them where much is computed for each.
+#: Columns worked on at once, or those of one group; rows written at once, fewer where much is computed for each.
 _TILE, _ROWS = 512, 4
 _MANY_OPS = 8
 Columns = tuple[str, str]
+#: Both statistics of some columns: of an index, and of the lanes of a mask.
+Statistics = Callable[[str, "str | None"], Sequence[SimdValue]]
 
 
 def are_columns(group: NormalizationGroup) -> bool:
     """Are the innermost elements those of different results, and is only one loop around them reduced?"""
     axes = normalized_axes(group, group.places)
-    return not axes[-1].reduced and sum(axis.reduced for axis in axes) == 1
+    if axes[-1].reduced or sum(axis.reduced for axis in axes) != 1:
+        return False
+    return group.neighbours == 1 or are_neighbours(group, axes[-1])
 
 
 def block_count(axes: Sequence[Axis]) -> int:
@@ -111,9 +124,9 @@ def _one_kernel(step: Step, group: NormalizationGroup, threads: int) -> Entry:
 
 def _statistics_of_blocks(step: Step, group: NormalizationGroup, parts: Sequence[Operand], cut: _Cut) -> Entry:
     """Two statistics of every block, and what is stored that they are computed from."""
-    read = [group.inputs[value] for value in group.loads_for(group.along, group.inputs)]
+    early = list(early_values(group).values())
+    read = [group.inputs[value] for value in group.loads_for([*group.along, *early_values(group)], group.inputs)]
     read += group.known.values()
-    early = list(group.early.values())
     kernel = _Kernel("normalize_blocks", group, [*read, *early], 0, parts, cut)
 
     def write() -> None:
@@ -124,14 +137,14 @@ def _statistics_of_blocks(step: Step, group: NormalizationGroup, parts: Sequence
     return Entry(
         step, kernel.code, kernel.args.values,
         reads=[place.operand for place in read], writes=[*(place.operand for place in early), *parts],
-        kernel=f"{'statistics' if group.core.op.name == 'normalize' else 'sums'} of {cut.blocks} blocks",
+        kernel=f"{'statistics' if len(group.along) == 1 else 'sums'} of {cut.blocks} blocks",
         cost=cost_of(group) / 2,
     )  # fmt: skip
 
 
 def _join_and_write(step: Step, group: NormalizationGroup, parts: Sequence[Operand], cut: _Cut) -> Entry:
     """The statistics of all blocks become one, then each block writes its rows."""
-    places, late = group.inputs | group.early, late_values(group)
+    places, late = group.inputs | early_values(group), late_values(group)
     read = [places[value] for value in group.loads_for(late, places)]
     read += group.known.values()
     written = [*late.values(), *group.found.values()]
@@ -172,7 +185,8 @@ class _Kernel:
         parts: Sequence[Operand] = (),
         cut: _Cut | None = None,
     ) -> None:
-        self.group, self.form = group, FORMS[group.core.op.name]
+        self.group, self.form = group, form_of(group)
+        places = list(dict.fromkeys(places))  # one may be read, and written to later
         self.code = Code(name)
         self.args = KernelArguments(self.code)
         self.values = GroupValues(self.code, group)
@@ -190,18 +204,21 @@ class _Kernel:
             along = next(axis for axis in axes if axis.reduced)
             lead = Axis(cut.blocks, (*(cut.size * stride for stride in along.strides[:-1]), cut.pitch))
             self._size, self._blocks = self.args.numbers([cut.size, cut.blocks])
-        self.loops = ColumnLoops(self.args, axes, rows, _TILE, lead)
+        together = columns_together(group.neighbours)
+        self._tile = max(_TILE // together, 1) * together
+        self.loops = ColumnLoops(self.args, axes, rows, self._tile, lead, together=together)
 
     @property
     def code_key(self) -> str:
         """What the rest of the code depends on."""
         names = [place.name for place in self.numbers]
         fixed = [stride == 0 for stride in self.innermost]
-        return f"{structure(self.group)} {self.loops.code_key} {names} {fixed} {self._cut is None} {vector_lanes()}"
+        apart = f"{self._cut is None} {self._tile}"
+        return f"{structure(self.group)} {self.loops.code_key} {names} {fixed} {apart} {vector_lanes()}"
 
     def slot(self, element: str = "float") -> str:
         """Memory on the stack for the columns of a unit."""
-        return self.code.variable(f"[{_TILE} x {element}]", "poison")
+        return self.code.variable(f"[{self._tile} x {element}]", "poison")
 
     def rows_of_block(self) -> str:
         """How many rows the current block has."""
@@ -286,8 +303,8 @@ class _Unit:
     def find_statistics(self, rows: str, lines: Sequence[Line]) -> None:
         """The statistics of some rows; what is stored that they are computed from is stored first."""
         group, values, code = self.group, self.kernel.values, self.code
-        seen = {value: group.inputs[value] for value in group.loads_for(group.along, group.inputs)}
-        unstored = dict(group.early)
+        unstored = early_values(group)
+        seen = {value: group.inputs[value] for value in group.loads_for([*group.along, *unstored], group.inputs)}
 
         def add_rows(targets: Sequence[Line], terms: Callable[[str, str | None], Terms]) -> None:
             stored = dict(unstored)
@@ -318,26 +335,52 @@ class _Unit:
 
         self.kernel.form.of_rows(code, add_rows, rows, self.columns, lines)
 
-    def write_results(
-        self, rows: str, size: SimdValue, statistics: Callable[[str, str | None], Sequence[SimdValue]]
-    ) -> None:
+    def _lines(self, count: int) -> list[Line]:
+        """Lines on the stack, for one number per column each."""
+        return [self.kernel.loops.buffer(self.columns, self.kernel.slot()) for _ in range(count)]
+
+    def _known_of_core(self, index: str, mask: str | None) -> list[SimdValue]:
+        """The core's inputs that are the same for all elements of a column."""
+        return [self._known[value](index, mask) for value in self.group.core.inputs[len(self.group.along) :]]
+
+    def _store_found(self, statistics: Sequence[SimdValue], index: str, mask: str | None) -> None:
+        with self.kernel.stores_found():
+            for value, place in self.group.found.items():
+                number = self.group.core.results.index(value) - 1
+                self._line(place).store(index, statistics[number], mask)
+
+    def _of_groups(self, form: GroupForm, statistics: Statistics) -> Statistics:
+        """The statistics of the group that each column belongs to."""
+        lines = self._lines(2)
+
+        def part(index: str, mask: str | None) -> None:
+            own = statistics(index, mask)
+            if form.gives_own:
+                self._store_found(own, index, mask)
+            for line, value in zip(lines, form.parts(own, self._known_of_core(index, mask)), strict=True):
+                line.store(index, value, mask)
+
+        vector_loop(self.code, *self.columns, part)
+        join_neighbours(self.code, form, lines, *self.columns, self.group.neighbours)
+        return lambda index, mask: [line.load(index, mask) for line in lines]
+
+    def write_results(self, rows: str, size: SimdValue, statistics: Statistics) -> None:
         """What is formed with the statistics of all rows, and these."""
         group, values, form, code = self.group, self.kernel.values, self.kernel.form, self.code
-        slots = [self.kernel.slot() for _ in range(form.coefficient_count)]
-        lines = [self.kernel.loops.buffer(self.columns, slot) for slot in slots]
-        found = [(group.core.results.index(value) - 1, self._line(place)) for value, place in group.found.items()]
+        lines = self._lines(form.coefficient_count)
+        of_group = group_form_of(group)
+        joined = statistics if of_group is None else self._of_groups(of_group, statistics)
 
         def prepare(index: str, mask: str | None) -> None:
-            both = statistics(index, mask)
-            with self.kernel.stores_found():
-                for number, line in found:
-                    line.store(index, both[number], mask)
-            small = [self._known[value](index, mask) for value in group.core.inputs[len(group.along) :]]
+            both = joined(index, mask)
+            if of_group is None or not of_group.gives_own:
+                self._store_found(both, index, mask)
+            small = self._known_of_core(index, mask)
             for line, value in zip(lines, form.coefficients(both, size, self.kernel.epsilon, small), strict=True):
                 line.store(index, value, mask)
 
         vector_loop(code, *self.columns, prepare)
-        places, late = group.inputs | group.early, late_values(group)
+        places, late = group.inputs | early_values(group), late_values(group)
         read = {value: places[value] for value in group.loads_for(late, places)}
         known = self._read_known(late, read)
 

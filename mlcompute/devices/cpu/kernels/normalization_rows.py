@@ -10,11 +10,18 @@ from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.codegen.combiners import SUM, LineReduction
 from mlcompute.devices.cpu.codegen.loops import Line, loop_over, splat, to_float, vector_loop
 from mlcompute.devices.cpu.codegen.simd import SimdValue
-from mlcompute.devices.cpu.kernels.normalization_forms import FORMS, Terms
+from mlcompute.devices.cpu.kernels.normalization_forms import Terms
+from mlcompute.devices.cpu.kernels.normalization_neighbours import (
+    are_neighbours,
+    form_of,
+    group_form_of,
+    join_neighbours,
+)
 from mlcompute.devices.cpu.kernels.normalization_values import (
     GroupValues,
     Source,
     cost_of,
+    early_values,
     epsilon_of,
     kernel_name,
     late_values,
@@ -31,17 +38,29 @@ from mlcompute.devices.loop_nest import Axis, iteration_count
 from mlcompute.devices.normalization_group import NormalizationGroup, Place
 from mlcompute.ops.op import Step, Value
 
+#: Elements of a row from which on rows of a group are reduced one by one: a vector.
+_LEAST_OF_GROUPS = 16
+
 
 def are_rows(group: NormalizationGroup) -> bool:
     """Are the innermost elements reduced together, by the same loops whatever else is read before the sums?"""
     axes = normalized_axes(group)
-    return axes[-1].reduced and _reduced(axes) == _reduced(normalized_axes(group, _before_sums(group)))
+    if not axes[-1].reduced or _reduced(axes) != _reduced(normalized_axes(group, _before_sums(group))):
+        return False
+    return group.neighbours == 1 or _are_rows_of_groups(group, axes)
+
+
+def _are_rows_of_groups(group: NormalizationGroup, axes: Sequence[Axis]) -> bool:
+    """Are rows long enough to be reduced one by one, and those of a group neighbours?"""
+    kept = [axis for axis in axes if not axis.reduced]
+    return axes[-1].extent >= _LEAST_OF_GROUPS and are_neighbours(group, kept[-1])
 
 
 def _before_sums(group: NormalizationGroup) -> list[Place]:
     """What is read and written before the statistics are known."""
-    read = [group.inputs[value] for value in group.loads_for(group.along, group.inputs)]
-    return [*read, *group.early.values(), *group.known.values(), *group.found.values()]
+    early = early_values(group)
+    read = [group.inputs[value] for value in group.loads_for([*group.along, *early], group.inputs)]
+    return [*read, *early.values(), *group.known.values(), *group.found.values()]
 
 
 def _reduced(axes: Sequence[Axis]) -> list[int]:
@@ -51,74 +70,139 @@ def _reduced(axes: Sequence[Axis]) -> list[int]:
 
 def row_entry(step: Step, group: NormalizationGroup, threads: int) -> Entry:
     """The kernel of a group whose results are rows."""
-    early = group.early
-    first = {value: group.inputs[value] for value in group.loads_for(group.along, group.inputs)}
-    late = late_values(group)
-    places = group.inputs | early
-    rest = {value: places[value] for value in group.loads_for(late, places)}
-    code = Code("normalize_rows")
-    args = KernelArguments(code)
-    pointers = {place: args.pointer(place.operand) for place in group.places}
-    axes = normalized_axes(group)
-    size_number = args.number(iteration_count([axis for axis in axes if axis.reduced]))
-    epsilon = epsilon_of(args, group.core)
-    units = iteration_count([axis for axis in axes if not axis.reduced])
+    units = iteration_count([axis for axis in normalized_axes(group) if not axis.reduced]) // group.neighbours
     rows, own = owned_rows(group, units, threads)
-    sums = _Rows(group, args, pointers, _before_sums(group), rows)
-    writes = _Rows(group, args, pointers, [*rest.values(), *late.values()], rows, shares=False)
-    values, form, size = GroupValues(code, group), FORMS[group.core.op.name], to_float(code, size_number)
-
-    def write() -> None:
-        with sums.loops.each_unit():
-            writes.loops.enter(sums.loops.unit)
-            known = _known(values, sums)
-            given = {value: splat(register) for value, register in known.items()}
-            seen, unstored = dict(first), dict(early)
-
-            def sum_row(count: int, terms: Terms) -> list[SimdValue]:
-                """One pass over the elements; the first one stores what is computed before the statistics."""
-                total, stored = LineReduction(code, SUM, count), dict(unstored)
-                unstored.clear()
-                with sums.lines([*seen.values(), *stored.values()]) as (lines, extent):
-                    sources = {value: lines[place].source() for value, place in seen.items()}
-
-                    def elements(index: str, mask: str | None) -> Sequence[SimdValue]:
-                        found = values.at([*group.along, *stored], sources, index, mask, given)
-                        for place, register in zip(stored.values(), found[len(group.along) :], strict=True):
-                            store(lines[place].line, index, register, mask)
-                        return terms(*values.along(found))
-
-                    total.add_each(extent, elements)
-                seen.update(stored)
-                return [total.result(number) for number in range(count)]
-
-            statistics = form.of_row(sum_row, size)
-            for value, place in group.found.items():
-                found = statistics[group.core.results.index(value) - 1]
-                code.store(sums.address(place), found.element, found.name)
-            small = [known[value] for value in group.core.inputs[len(group.along) :]]
-            coefficients = [splat(each) for each in form.coefficients(statistics, size, epsilon, small)]
-
-            def formed(*elements: SimdValue) -> SimdValue:
-                return form.formed(coefficients, *elements)
-
-            with writes.lines([*rest.values(), *late.values()]) as (lines, extent):
-                sources = {value: lines[place].source() for value, place in rest.items()}
-
-                def finish(index: str, mask: str | None) -> None:
-                    found = values.at(late, sources, index, mask, given, formed)
-                    for place, register in zip(late.values(), found, strict=True):
-                        store(lines[place].line, index, register, mask)
-
-                vector_loop(code, 0, extent, finish)
-
-    code.later(f"{structure(group)} {sums.code_key} {writes.code_key} {vector_lanes()}", write)
+    kernel = _Kernel(group, rows)
+    write = kernel.write_rows if group.neighbours == 1 else kernel.write_groups
+    kernel.code.later(kernel.code_key, write)
     return Entry(
-        step, code, args.values,
+        step, kernel.code, kernel.args.values,
         reads=[place.operand for place in group.read], writes=[place.operand for place in group.written],
         rows=rows, by_row={number for number, place in enumerate((*group.read, *group.written)) if place in own},
         kernel=kernel_name(group, "rows"), cost=cost_of(group),
     )  # fmt: skip
+
+
+class _Kernel:
+    """Writes the kernel. A class because its parts share many names."""
+
+    def __init__(self, group: NormalizationGroup, rows: int) -> None:
+        self.group, self.form = group, form_of(group)
+        self._early, self._late = early_values(group), late_values(group)
+        first = group.loads_for([*group.along, *self._early], group.inputs)
+        self._first = {value: group.inputs[value] for value in first}
+        places = group.inputs | self._early
+        self._rest = {value: places[value] for value in group.loads_for(self._late, places)}
+        self.code = code = Code("normalize_rows")
+        self.args = args = KernelArguments(code)
+        self.values = GroupValues(code, group)
+        pointers = {place: args.pointer(place.operand) for place in group.places}
+        size = args.number(_elements(group))
+        self._epsilon = epsilon_of(args, group.core)
+        self._sums = _Rows(group, args, pointers, _before_sums(group), rows)
+        written = [*self._rest.values(), *self._late.values()]
+        self._writes = _Rows(group, args, pointers, written, rows, shares=False)
+        self._size = to_float(code, size)
+
+    @property
+    def code_key(self) -> str:
+        """What the rest of the code depends on."""
+        return f"{structure(self.group)} {self._sums.code_key} {self._writes.code_key} {vector_lanes()}"
+
+    def write_rows(self) -> None:
+        """Every unit is a row: its statistics, then its results."""
+        with self._sums.loops.each_unit():
+            self._writes.loops.enter(self._sums.loops.unit)
+            known = _known(self.values, self._sums)
+            statistics = self._statistics(known)
+            self._store_found(statistics)
+            self._write_results(statistics, known)
+
+    def write_groups(self) -> None:
+        """Every unit is a group of rows: the statistics of all of them, then their results."""
+        code, neighbours, form = self.code, self.group.neighbours, group_form_of(self.group)
+        assert form is not None
+        slots = [code.variable(f"[{neighbours} x float]", "poison") for _ in range(2)]
+        lines = [Line(code, slot, "float") for slot in slots]
+        with self._sums.loops.each_group(neighbours) as first:
+            with self._each_row_of_group(first) as row:
+                known = _known(self.values, self._sums)
+                statistics = self._statistics(known)
+                if form.gives_own:
+                    self._store_found(statistics)
+                for line, part in zip(lines, form.parts(statistics, self._known_of_core(known)), strict=True):
+                    code.store(line.address(row), "float", part.name)
+            join_neighbours(code, form, lines, 0, neighbours, neighbours)
+            with self._each_row_of_group(first) as row:
+                statistics = [line.load(row, lanes=1) for line in lines]
+                if not form.gives_own:
+                    self._store_found(statistics)
+                self._write_results(statistics, _known(self.values, self._sums))
+
+    @contextmanager
+    def _each_row_of_group(self, first: str) -> Iterator[str]:
+        with self.code.loop(0, self.group.neighbours) as row:
+            for rows in (self._sums, self._writes):
+                rows.loops.enter(self.code.add(first, row))
+            yield row
+
+    def _known_of_core(self, known: Mapping[Value, SimdValue]) -> list[SimdValue]:
+        """The core's inputs that are the same for all elements of a row."""
+        return [known[value] for value in self.group.core.inputs[len(self.group.along) :]]
+
+    def _statistics(self, known: Mapping[Value, SimdValue]) -> list[SimdValue]:
+        """The statistics of the current row."""
+        group, code, values, sums = self.group, self.code, self.values, self._sums
+        given = {value: splat(register) for value, register in known.items()}
+        seen, unstored = dict(self._first), dict(self._early)
+
+        def sum_row(count: int, terms: Terms) -> list[SimdValue]:
+            """One pass over the elements; the first one stores what is computed before the statistics."""
+            total, stored = LineReduction(code, SUM, count), dict(unstored)
+            unstored.clear()
+            with sums.lines([*seen.values(), *stored.values()]) as (lines, extent):
+                sources = {value: lines[place].source() for value, place in seen.items()}
+
+                def elements(index: str, mask: str | None) -> Sequence[SimdValue]:
+                    found = values.at([*group.along, *stored], sources, index, mask, given)
+                    for place, register in zip(stored.values(), found[len(group.along) :], strict=True):
+                        store(lines[place].line, index, register, mask)
+                    return terms(*values.along(found))
+
+                total.add_each(extent, elements)
+            seen.update(stored)
+            return [total.result(number) for number in range(count)]
+
+        return self.form.of_row(sum_row, self._size)
+
+    def _store_found(self, statistics: Sequence[SimdValue]) -> None:
+        for value, place in self.group.found.items():
+            found = statistics[self.group.core.results.index(value) - 1]
+            self.code.store(self._sums.address(place), found.element, found.name)
+
+    def _write_results(self, statistics: Sequence[SimdValue], known: Mapping[Value, SimdValue]) -> None:
+        """What is formed with the statistics."""
+        values, form, small = self.values, self.form, self._known_of_core(known)
+        given = {value: splat(register) for value, register in known.items()}
+        coefficients = [splat(each) for each in form.coefficients(statistics, self._size, self._epsilon, small)]
+
+        def formed(*elements: SimdValue) -> SimdValue:
+            return form.formed(coefficients, *elements)
+
+        with self._writes.lines([*self._rest.values(), *self._late.values()]) as (lines, extent):
+            sources = {value: lines[place].source() for value, place in self._rest.items()}
+
+            def finish(index: str, mask: str | None) -> None:
+                found = values.at(self._late, sources, index, mask, given, formed)
+                for place, register in zip(self._late.values(), found, strict=True):
+                    store(lines[place].line, index, register, mask)
+
+            vector_loop(self.code, 0, extent, finish)
+
+
+def _elements(group: NormalizationGroup) -> int:
+    """Of one row."""
+    return iteration_count([axis for axis in normalized_axes(group) if axis.reduced])
 
 
 def _known(values: GroupValues, rows: _Rows) -> dict[Value, SimdValue]:
@@ -160,7 +244,7 @@ class _Rows:
         self._code, self._pointers, self._innermost = args.code, pointers, axes[-1].strides
         # Operand 0 is not read: it gives the loops their order.
         self._numbers = {place: number for number, place in enumerate(places, 1)}
-        self.loops = RowLoops(args, axes, rows, operands=1 + len(places), shares=shares)
+        self.loops = RowLoops(args, axes, rows, 1 + len(places), shares=shares, together=group.neighbours)
 
     @property
     def code_key(self) -> str:

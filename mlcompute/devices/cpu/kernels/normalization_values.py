@@ -10,7 +10,7 @@ from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import BFLOAT16, Code, vector, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, splat
 from mlcompute.devices.cpu.codegen.simd import SimdValue, from_bfloat16, to_bfloat16
-from mlcompute.devices.cpu.kernels.elementwise_ops import DType, emit_elementwise, register_type
+from mlcompute.devices.cpu.kernels.elementwise_ops import DType, emit_elementwise, is_function, register_type
 from mlcompute.devices.loop_nest import Axis, ReductionAxes, Strides, dense_strides, leading_rows, shared_rows
 from mlcompute.devices.normalization_group import NormalizationGroup, Place
 from mlcompute.ops.bfloat16 import is_bfloat16
@@ -135,9 +135,27 @@ class GroupValues:
         return [step.results[0] for step in self.group.steps if self.group.is_known(step.results[0])]
 
 
+def early_values(group: NormalizationGroup) -> dict[Value, Place]:
+    """What is stored before the statistics are known, and read from then on.
+
+    Where functions such as exp are on the way to what is normalised, nothing is computed twice: all that does not
+    depend on statistics is stored first, and what is normalised lies where a result will be.
+    """
+    early, value = group.early, group.along[0]
+    if not any(is_function(step.op.name) for step in group.needed([value], early)):
+        return early
+    early = {each: place for each, place in group.stored.items() if group.core not in group.needed([each])}
+    later = (each for each in group.stored if each not in early and each.dtype == value.dtype)
+    result = next(later, None)
+    if value not in early and result is not None:
+        early[value] = group.stored[result]
+    return early
+
+
 def late_values(group: NormalizationGroup) -> dict[Value, Place]:
     """What is stored once the statistics are known."""
-    return {value: place for value, place in group.stored.items() if value not in group.early}
+    early = early_values(group)
+    return {value: place for value, place in group.stored.items() if value not in early}
 
 
 # Entries ------------------------------------------------------------------------------------------------------------
@@ -164,12 +182,14 @@ def structure(group: NormalizationGroup) -> str:
         for value in step.results:
             numbers[value] = len(numbers)
     stored, found = ([numbers[value] for value in places] for places in (group.stored, group.found))
-    return f"{steps} {stored} {found} {[place.name for place in group.places]}"
+    return f"{steps} {stored} {found} {[place.name for place in group.places]} {group.neighbours}"
 
 
 def kernel_name(group: NormalizationGroup, of: str) -> str:
     """What the printed program calls the kernel that writes the results."""
-    name = "normalize" if group.core.op.name == "normalize" else "normalize gradient of"
+    name = "normalize" if len(group.along) == 1 else "normalize gradient of"
+    if group.neighbours > 1:
+        of = f"groups of {of}"
     others = len(group.steps) - 1
     return f"{name} {of}" + (f", {others} op{'s' if others > 1 else ''}" if others else "")
 

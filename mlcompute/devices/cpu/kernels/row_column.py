@@ -30,12 +30,17 @@ WORTH_BLOCKS = 1 << 16
 
 
 class ColumnTiles:
-    """Ranges of columns that are units of sharing: as wide as possible while there are enough units."""
+    """Ranges of columns that are units of sharing: as wide as possible while there are enough units.
 
-    def __init__(self, args: KernelArguments, columns: int, others: int, max_width: int = 2048) -> None:
+    together   columns that must be of one range, and those after them, and so on; `max_width` is a multiple of it
+    """
+
+    def __init__(
+        self, args: KernelArguments, columns: int, others: int, max_width: int = 2048, together: int = 16
+    ) -> None:
         pieces = max(1, min(-(-UNITS // max(others, 1)), columns // MIN_COLUMNS))
         width = -(-columns // pieces)
-        width = min(-(-width // 16) * 16, max_width)
+        width = min(-(-width // together) * together, max_width)
         self.count = -(-columns // width)
         self._code = args.code
         self._columns, self._width, self._count = args.numbers([columns, width, self.count])
@@ -93,6 +98,7 @@ class RowLoops(_Loops):
     operands   how many of the axes' strides are those of operands that are read or written along lines
     full       the first axis numbers blocks of the first reduced axis, whose full extent this is
     shares     False: loops over the same units, in other memory; `enter` follows the loops that share them
+    together   neighbouring results of one unit of sharing: see `each_group`
     """
 
     def __init__(
@@ -103,12 +109,13 @@ class RowLoops(_Loops):
         operands: int,
         full: int | None = None,
         shares: bool = True,
+        together: int = 1,
     ) -> None:
         kept = [axis for axis in axes if not axis.reduced]
         super().__init__(args, kept, axes, full)
         self.strides = [line_stride(args, stride) for stride in axes[-1].strides[:operands]]
         if shares:
-            self._share(iteration_count(kept), rows)
+            self._share(iteration_count(kept) // together, rows)
 
     @contextlib.contextmanager
     def each_unit(self) -> Iterator[None]:
@@ -117,12 +124,19 @@ class RowLoops(_Loops):
             self.enter(unit)
             yield
 
+    @contextlib.contextmanager
+    def each_group(self, together: int) -> Iterator[str]:
+        """The loop over this thread's units of several results each; gives the first result of each."""
+        with self.code.loop(*self.units) as unit:
+            yield self.code.mul(unit, together)
+
 
 class ColumnLoops(_Loops):
     """A unit of sharing is a range of columns of one iteration of the outer loops; rows are combined into one.
 
-    lead   an axis of blocks before the kept ones
-    full   the first axis numbers blocks of the first reduced axis, whose full extent this is
+    lead       an axis of blocks before the kept ones
+    full       the first axis numbers blocks of the first reduced axis, whose full extent this is
+    together   see `ColumnTiles`
     """
 
     def __init__(
@@ -133,11 +147,12 @@ class ColumnLoops(_Loops):
         max_width: int = 2048,
         lead: Axis | None = None,
         full: int | None = None,
+        together: int = 16,
     ) -> None:
         outer = [*([lead] if lead else []), *(axis for axis in axes[:-1] if not axis.reduced)]
         super().__init__(args, outer, axes, full)
         self.strides = [line_stride(args, stride) for stride in axes[-1].strides]
-        self.tiles = ColumnTiles(args, axes[-1].extent, iteration_count(outer), max_width)
+        self.tiles = ColumnTiles(args, axes[-1].extent, iteration_count(outer), max_width, together)
         self._share(iteration_count(outer) * self.tiles.count, rows)
 
     @property

@@ -36,7 +36,10 @@ FILES: dict[str, tuple[str, ...]] = {
     "gemm.gemm_tn": ("matmul_update",),
     "gemm.matmul": ("matmul",),
     "indexing": ("gather", "scatter", "scatter_add"),
-    "normalization": ("normalize", "normalize_gradient", "fused_normalization"),
+    "normalization": (
+        *("normalize", "normalize_gradient", "normalize_groups", "normalize_groups_gradient"),
+        "fused_normalization",
+    ),
     "ordering": ("sort", "cumulative_sum"),
     "pooling": (
         *("max_pool", "sum_pool", "max_pool_with_indices"),
