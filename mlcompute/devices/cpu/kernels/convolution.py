@@ -33,7 +33,7 @@ from mlcompute.devices.cpu.kernels.convolution_few_channels import few_channels,
 from mlcompute.devices.cpu.kernels.convolution_few_outputs import few_outputs, few_outputs_entries
 from mlcompute.devices.cpu.kernels.convolution_pointwise import pointwise_gradient, pointwise_gradient_entries
 from mlcompute.devices.cpu.kernels.convolution_windows import Windows
-from mlcompute.devices.cpu.kernels.widened import has_bfloat16
+from mlcompute.devices.cpu.kernels.widened import has_bfloat16, widened
 from mlcompute.devices.cpu.kernels.winograd import winograd_entries
 from mlcompute.devices.cpu.kernels.winograd_sizes import winograd_sizes, winograd_workspace
 from mlcompute.devices.cpu.onednn.entries import pointer_setter, primitives_entry, reorder_entry, unbound_call
@@ -148,14 +148,22 @@ def _computes_in_bfloat16(step: Step) -> bool:
     """Are all images bfloat16, and is oneDNN fastest with the machine's instructions for them?
 
     AVX512_BF16 halves the time of a sum, Winograd's algorithm in float32 saves more; AMX is faster than both. With few
-    pixels, bringing the weights into oneDNN's format takes longer than the sums.
+    pixels, bringing the weights into oneDNN's format takes longer than the sums; few channels leave its vectors empty.
     """
     images = (step.inputs[0], step.inputs[1] if step.op.name == "convolution_weight_gradient" else step.results[0])
     if not (all(is_bfloat16(image.dtype) for image in images) and onednn.has_bfloat16_convolutions()):
         return False
-    if has_few_pixels(step) or (winograd_sizes(step) is not None and not onednn.has_amx_instructions()):
+    if has_few_pixels(step) or _has_few_channels(step):
+        return False
+    if winograd_sizes(step) is not None and not onednn.has_amx_instructions():
         return False
     return step.attributes["groups"] == 1 or not _is_slow_depthwise(step, _Plan(step, _slices_of(step)).primitives)
+
+
+def _has_few_channels(step: Step) -> bool:
+    """Are there kernels of our own for one of the images' few channels, given float32 copies?"""
+    wide = widened(step)
+    return few_channels(wide) is not None or few_outputs(wide) is not None
 
 
 def reads_bfloat16(step: Step) -> bool:
@@ -163,7 +171,7 @@ def reads_bfloat16(step: Step) -> bool:
     weights = step.results[0] if step.op.name == "convolution_weight_gradient" else step.inputs[1]
     if weights.dtype != FLOAT32 or not _is_native(step):
         return False
-    if few_pixels(step) is not None:
+    if few_pixels(step) is not None or _has_few_channels(step):
         return False
     return winograd_sizes(step) is not None or onednn.load() is not None
 
@@ -212,34 +220,58 @@ def workspace(step: Step) -> int:
     if not _is_native(step):
         return 0
     with held:  # making primitives leaves much to destroy, and what is raised in destructors is lost
-        return _planned_bytes(step)
+        return _method(step).nbytes
 
 
-def _planned_bytes(step: Step) -> int:
+class _Method(NamedTuple):
+    """How a step is computed: bytes of its workspace; its entries, from its inputs and its result, which are dense."""
+
+    nbytes: int
+    entries: Callable[[Operands, Sequence[Operand], Operand], Sequence[Entry]]
+
+
+#: Kernels of our own for some sizes, and which these are; the first that suits.
+_OWN: tuple[tuple[Callable[[Step], Any], Callable[..., Sequence[Entry]]], ...] = (
+    (few_pixels, few_pixels_entries),
+    (few_channels, few_channels_entries),
+    (few_outputs, few_outputs_entries),
+    (pointwise_gradient, pointwise_gradient_entries),
+)
+
+
+def _method(step: Step) -> _Method:
+    """A matmul or Winograd's algorithm where they suit; else oneDNN: weights into its format, then each slice."""
     if _computes_in_bfloat16(step):
-        return _Plan(step, _slices_of(step)).nbytes
-    if (columns := few_pixels(step)) is not None:
-        return columns.nbytes
-    if (few := few_channels(step)) is not None:
-        return few.nbytes
-    if (outputs := few_outputs(step)) is not None:
-        return outputs.nbytes
-    if (pointwise := pointwise_gradient(step)) is not None:
-        return pointwise.nbytes
-    sizes = winograd_sizes(step)
-    if sizes is not None:
-        return winograd_workspace(step, sizes)
+        return _by_slices(step, _Plan(step, _slices_of(step)))
+    for sizes_of, entries_of in _OWN:
+        sizes = sizes_of(step)
+        if sizes is not None:
+            return _Method(sizes.nbytes, functools.partial(entries_of, step, sizes=sizes))
+    tiles = winograd_sizes(step)
+    if tiles is not None:
+        nbytes = winograd_workspace(step, tiles)
+        return _Method(nbytes, lambda operands, images, result: winograd_entries(step, operands, tiles))
     if onednn.load() is None:
-        return _own_workspace(step)
-    if (chunks := _chunks(step)) is not None:
-        if _is_slow_depthwise(step, [chunks.primitive]):
-            return _own_workspace(step)
-        return chunks.nbytes if (columns := _as_columns(step, chunks)) is None else gradient_workspace(step, columns)
-    plan = _Plan(step, _slices_of(step))
+        return _without_library(step)
+    chunks = _chunks(step)
+    plan = _Plan(step, _slices_of(step)) if chunks is None else chunks
     if _is_slow_depthwise(step, plan.primitives):
-        return _own_workspace(step)
+        return _without_library(step)
     columns = _as_columns(step, plan)
-    return plan.nbytes if columns is None else gradient_workspace(step, columns)
+    if columns is not None:
+        nbytes = gradient_workspace(step, columns)
+        return _Method(nbytes, lambda operands, images, y: [gradient_entry(step, operands, columns, images, y)])
+    if isinstance(plan, Chunks):
+        return _Method(plan.nbytes, lambda operands, images, result: _chunked_entries(step, operands, plan))
+    return _by_slices(step, plan)
+
+
+def _by_slices(step: Step, plan: _Plan) -> _Method:
+    return _Method(plan.nbytes, lambda operands, images, y: _sliced_entries(step, operands, plan, images, y))
+
+
+def _without_library(step: Step) -> _Method:
+    return _Method(_own_workspace(step), lambda operands, images, y: _own_entries(step, operands, images, y))
 
 
 def _is_slow_depthwise(step: Step, primitives: Sequence[onednn.Convolution]) -> bool:
@@ -265,46 +297,17 @@ def reads_images(step: Step, operands: Operands) -> bool:
 
 
 def convolution_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
-    """A matmul or Winograd's algorithm where they suit; else oneDNN: weights into its format, then each slice."""
+    """Operands must be dense: they are copied otherwise."""
     if not _is_native(step):
         return None
-    images = [operands[value] for value in step.inputs]
-    result = operands[step.results[0]]
+    images, result = [operands[value] for value in step.inputs], operands[step.results[0]]
     if not all(operand.is_dense for operand in (*images, result)):
         return None
-    if _computes_in_bfloat16(step):
-        return _sliced_entries(step, operands, _Plan(step, _slices_of(step)), images, result)
-    if (columns := few_pixels(step)) is not None:
-        return few_pixels_entries(step, operands, columns, images[0], images[1], result)
-    if (few := few_channels(step)) is not None:
-        return few_channels_entries(step, operands, few, images[0], images[1], result)
-    if (outputs := few_outputs(step)) is not None:
-        return few_outputs_entries(step, operands, outputs, images, result)
-    if (pointwise := pointwise_gradient(step)) is not None:
-        return pointwise_gradient_entries(step, operands, pointwise, images, result)
-    sizes = winograd_sizes(step)
-    if sizes is not None:
-        return winograd_entries(step, operands, sizes)
-    if onednn.load() is None:
-        return _own_entries(step, operands, images, result)
-    if (chunks := _chunks(step)) is not None:
-        if _is_slow_depthwise(step, [chunks.primitive]):
-            return _own_entries(step, operands, images, result)
-        columns = _as_columns(step, chunks)
-        if columns is not None:
-            return [gradient_entry(step, operands, columns, images, result)]
-        return _chunked_entries(step, operands, chunks)
-    plan = _Plan(step, _slices_of(step))
-    if _is_slow_depthwise(step, plan.primitives):
-        return _own_entries(step, operands, images, result)
-    columns = _as_columns(step, plan)
-    if columns is not None:
-        return [gradient_entry(step, operands, columns, images, result)]
-    return _sliced_entries(step, operands, plan, images, result)
+    return _method(step).entries(operands, images, result)
 
 
 def _sliced_entries(
-    step: Step, operands: Operands, plan: _Plan, images: list[Operand], result: Operand
+    step: Step, operands: Operands, plan: _Plan, images: Sequence[Operand], result: Operand
 ) -> Sequence[Entry]:
     """By oneDNN: weights into its format, then each slice; or slices, then the gradient of the weights from it."""
     if plan.direction == "backward_weights":
@@ -389,7 +392,7 @@ def _as_matrix(operand: Operand, shape: Shape) -> Operand:
 
 
 def _weight_gradient(
-    step: Step, operands: Operands, plan: _Plan, images: list[Operand], result: Operand
+    step: Step, operands: Operands, plan: _Plan, images: Sequence[Operand], result: Operand
 ) -> Sequence[Entry]:
     """Each slice sums over its samples; the slices' sums are added in order, then brought into plain format."""
     calls, pointers, parts = [], [], []
@@ -404,7 +407,7 @@ def _weight_gradient(
             (part, pointer_setter(call, "dw")),
             *_scratch(step, operands, plan, number, call),
         ]
-    main = primitives_entry(step, calls, pointers, images, [*parts, *_scratch_operands(step, operands, plan)])
+    main = primitives_entry(step, calls, pointers, [*images], [*parts, *_scratch_operands(step, operands, plan)])
     main.kernel = f"oneDNN {plan.primitives[0].implementation} x{len(calls)}"
     main.cost = plan.flops * _NS_PER_FLOP
     entries = [main]

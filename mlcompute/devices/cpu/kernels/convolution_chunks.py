@@ -53,6 +53,10 @@ class Chunks:
         return cls(direction, primitive(size), count, min(count, machine_slices()), elements)
 
     @property
+    def primitives(self) -> list[onednn.Convolution]:
+        return [self.primitive]
+
+    @property
     def adds(self) -> bool:
         """Is the result a sum over all chunks?"""
         return self.direction == "backward_weights"

@@ -114,9 +114,10 @@ def has_few_pixels(step: Step) -> bool:
 
 
 def few_pixels_entries(
-    step: Step, operands: Operands, sizes: Columns, image: Operand, weights: Operand, result: Operand
+    step: Step, operands: Operands, images: Sequence[Operand], result: Operand, sizes: Columns
 ) -> Sequence[Entry]:
     """For operands that are dense."""
+    image, weights = images
     columns = operands.workspace(step, 0, sizes.nbytes).holding((sizes.pixels, sizes.depth), FLOAT32)
     outputs = sizes.w[0]
     if step.op.name == "convolution":

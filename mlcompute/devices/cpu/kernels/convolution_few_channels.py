@@ -139,9 +139,10 @@ def few_channels(step: Step) -> FewChannels | None:
 
 
 def few_channels_entries(
-    step: Step, operands: Operands, sizes: FewChannels, image: Operand, weights: Operand, result: Operand
+    step: Step, operands: Operands, images: Sequence[Operand], result: Operand, sizes: FewChannels
 ) -> Sequence[Entry]:
     """dx, or y; operands are dense."""
+    image, weights = images
     packed = operands.workspace(step, 0, 4 * sizes.packed_floats)
     rest = operands.workspace(step, 4 * sizes.packed_floats, sizes.nbytes - 4 * sizes.packed_floats)
     multiply = _multiply_entry(step, operands, sizes, image, packed, result, rest)

@@ -103,7 +103,7 @@ def few_outputs(step: Step) -> FewOutputs | None:
 
 
 def few_outputs_entries(
-    step: Step, operands: Operands, sizes: FewOutputs, images: Sequence[Operand], result: Operand
+    step: Step, operands: Operands, images: Sequence[Operand], result: Operand, sizes: FewOutputs
 ) -> Sequence[Entry]:
     """dw; operands are dense."""
     nbytes = 4 * sizes.slices * sizes.floats

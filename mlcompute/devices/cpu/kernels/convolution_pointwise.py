@@ -101,7 +101,7 @@ def pointwise_gradient(step: Step) -> Pointwise | None:
 
 
 def pointwise_gradient_entries(
-    step: Step, operands: Operands, sizes: Pointwise, images: Sequence[Operand], result: Operand
+    step: Step, operands: Operands, images: Sequence[Operand], result: Operand, sizes: Pointwise
 ) -> Sequence[Entry]:
     """dw; operands are dense."""
     nbytes = 4 * sizes.slices * sizes.apart
