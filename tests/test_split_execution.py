@@ -25,6 +25,7 @@ from tests.nets import (
     normal,
     parameters_of,
     sgd,
+    shared_dense,
     tensor,
     values_of,
 )
@@ -117,6 +118,31 @@ def test_split_is_fused_bit_by_bit(make: Callable[[], mlc.Optimizer], options: m
         loss = split.split(step, batch_size=4 if step == 5 else 0, options=options)
         assert loss == losses[step]
     assert_same(split.everything(), fused.everything())
+
+
+def test_matmuls_of_sequences_are_transposed_in_both_or_in_none() -> None:
+    """The gradient between two dense layers is readable after separate passes, as a view of what a matmul gives."""
+
+    def trained(*, in_passes: bool) -> list[Array]:
+        graph = mlc.Graph()
+        x, t = graph.input((9, 16, 1), "x"), mlc.Tensor(shape=(9, 16, 32))
+        first, second = (tensor(normal(16, 1, seed=1)), tensor(normal(32, 16, seed=2)))
+        y = graph.node(shared_dense(second, 16, 32), source=graph.node(shared_dense(first, 1, 16), source=x))
+        graph.node(mlc.LossLayer.mean_squared_error(MEAN), source=y, loss_labels=[t])
+        training = mlc.TrainingGraph([graph], None, sgd())
+        training.add_inputs({"x": x}, {"t": t})
+        training.compile(device=cpu())
+        data = {"x": normal(9, 16, 1, seed=3), "t": normal(9, 16, 32, seed=4)}
+        if in_passes:
+            assert training.bind_and_write_data(data, for_inputs={"x": x, "t": t}, to=training.device)
+            training.execute_forward()
+            training.execute_gradient()
+            training.execute_optimizer_update(options=SYNC)
+        else:
+            training.execute({"x": data["x"]}, {"t": data["t"]}, options=SYNC)
+        return [np.array(first.data), np.array(second.data)]
+
+    assert_same(trained(in_passes=True), trained(in_passes=False))
 
 
 def test_split_and_fused_may_alternate() -> None:

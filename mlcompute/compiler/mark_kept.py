@@ -18,4 +18,6 @@ def mark_kept(steps: list[Step], context: Context) -> list[Step]:
         kept += [values[result] for node in request.nodes for result in node.results]
         kept += list(gradients.values())
     context.kept = frozenset(kept)
+    index = context.index(steps)
+    context.shown = frozenset(index.base(value) for value in context.readable)
     return drop_unused(steps, context.kept)
