@@ -29,7 +29,6 @@ class Context:
     trace        makes new values and holds the constants
     lowering     the values that tensors became, once `lower` has run
     kept         values somebody may read after a run
-    shown        what readable values are views of; in styles that drop such a view, nothing else says that it is read
     phases_in_order   all forward steps stand before all gradient steps, and these before the updates
     is_expanded       the device has said that it supports every step
     """
@@ -41,7 +40,6 @@ class Context:
     trace: Trace = field(default_factory=Trace)
     lowering: Lowering | None = None
     kept: frozenset[Value] = frozenset()
-    shown: frozenset[Value] = frozenset()
     phases_in_order: bool = True
     is_expanded: bool = False
     _index: Index | None = None
@@ -59,7 +57,7 @@ class Context:
     @property
     def readable(self) -> frozenset[Value]:
         """Values that some style of execution keeps: styles that must round alike ask for these, not for `kept`."""
-        return frozenset((*self.kept, *self.shown, *self.program.values.values(), *self.program.gradients.values()))
+        return frozenset((*self.kept, *self.program.values.values(), *self.program.gradients.values()))
 
     def copied(self) -> Context:
         """The same so far, to go on in another way."""
@@ -81,7 +79,6 @@ class Context:
             for known in (program.values, program.gradients)
         )
         self.kept = frozenset(substitution[value] for value in self.kept)
-        self.shown = frozenset(substitution[value] for value in self.shown)
 
 
 #: From steps to steps. A pass never changes the list or the steps it is given.
