@@ -25,11 +25,14 @@ from tests.nets import (
     normal,
     parameters_of,
     sgd,
+    shared_dense,
     tensor,
     values_of,
 )
 
 STEPS = 8
+
+Builder = Callable[[mlc.Graph, mlc.Tensor], mlc.Tensor]
 
 
 def rmsprop() -> mlc.RMSPropOptimizer:
@@ -117,6 +120,47 @@ def test_split_is_fused_bit_by_bit(make: Callable[[], mlc.Optimizer], options: m
         loss = split.split(step, batch_size=4 if step == 5 else 0, options=options)
         assert loss == losses[step]
     assert_same(split.everything(), fused.everything())
+
+
+def two_dense_layers(graph: mlc.Graph, x: mlc.Tensor) -> mlc.Tensor:
+    """The gradient between them is readable after separate passes, as a view of what a matmul gives."""
+    first, second = tensor(normal(16, 1, seed=1)), tensor(normal(32, 16, seed=2))
+    return graph.node(shared_dense(second, 16, 32), source=graph.node(shared_dense(first, 1, 16), source=x))
+
+
+def pooling_beside_a_convolution(graph: mlc.Graph, x: mlc.Tensor) -> mlc.Tensor:
+    """Nobody reads what the convolution gives, except after separate passes. It likes channels last."""
+    graph.convolution(x, 4, 3)
+    y = graph.pool(x, 3, kind="average", stride=1)
+    return graph.dense(graph.flatten(graph.pool(y, 3, kind="average", stride=1)), 5)
+
+
+@pytest.mark.filterwarnings("ignore:.*will not be trained:UserWarning")
+@pytest.mark.parametrize(
+    ("build", "shape"), [(two_dense_layers, (9, 16, 1)), (pooling_beside_a_convolution, (4, 16, 9, 16))]
+)
+def test_what_only_separate_passes_keep_changes_no_bits(build: Builder, shape: tuple[int, ...]) -> None:
+    def trained(*, in_passes: bool) -> list[Array]:
+        mlc.Platform.set_rng_seed_to(3)
+        graph = mlc.Graph()
+        x = graph.input(shape, "x")
+        y = build(graph, x)
+        t = mlc.Tensor(shape=y.shape)
+        graph.node(mlc.LossLayer.mean_squared_error(MEAN), source=y, loss_labels=[t])
+        training = mlc.TrainingGraph([graph], None, sgd())
+        training.add_inputs({"x": x}, {"t": t})
+        training.compile(device=cpu())
+        data = {"x": normal(*shape, seed=3), "t": normal(*y.shape, seed=4)}
+        if in_passes:
+            assert training.bind_and_write_data(data, for_inputs={"x": x, "t": t}, to=training.device)
+            training.execute_forward()
+            training.execute_gradient()
+            training.execute_optimizer_update(options=SYNC)
+        else:
+            training.execute({"x": data["x"]}, {"t": data["t"]}, options=SYNC)
+        return values_of(training)
+
+    assert_same(trained(in_passes=True), trained(in_passes=False))
 
 
 def test_split_and_fused_may_alternate() -> None:

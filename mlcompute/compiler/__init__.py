@@ -16,6 +16,7 @@ from mlcompute.compiler.context import Context, Pass
 from mlcompute.compiler.copy_strided_operands import copy_strided_operands
 from mlcompute.compiler.cut_for_exchange import cut_for_exchange
 from mlcompute.compiler.delay_statistics import delay_statistics
+from mlcompute.compiler.drop_unread import drop_unread
 from mlcompute.compiler.exchange_gradients import exchange_gradients
 from mlcompute.compiler.exchange_sums import exchange_sums
 from mlcompute.compiler.expand import expand
@@ -163,11 +164,12 @@ PASSES = [
     Pass(expand),  # what the device lacks -> smaller ops
     Pass(simplify),
     Pass(mark_kept),  # until here, programs that are run in one call and in phases are the same
-    # What is fused or transposed is so in every style or in none: another order of sums would round otherwise.
+    # What is fused or transposed is so in every style or in none, by the same steps: other sums would round otherwise.
     Pass(fuse_norm_gradient),
     Pass(recompute_normalized, when=_recomputes_normalized),
     Pass(channels_last, when=_prefers_channels_last),
     Pass(transpose_matmul),
+    Pass(drop_unread),
     Pass(pool_indices, when=_is_fused_whole),
     Pass(lower_precision, when=_asks_for_bfloat16),  # supported steps, on bfloat16 where the device supports that
     Pass(attention_by_token, when=_keeps_logarithms),

@@ -25,7 +25,7 @@ def fuse_norm_gradient(steps: list[Step], context: Context) -> list[Step]:
         run.try_step(step)
     if not run.replaced:
         return steps
-    return drop_unused(run.rewritten(steps), context.kept)
+    return drop_unused(run.rewritten(steps), context.readable)
 
 
 class _NormGradients:

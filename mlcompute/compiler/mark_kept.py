@@ -1,9 +1,8 @@
-"""mark_kept: which values stay readable after a run. Steps whose results nothing uses are removed."""
+"""mark_kept: which values stay readable after a run."""
 
 from __future__ import annotations
 
 from mlcompute.compiler.context import Context
-from mlcompute.compiler.simplify import drop_unused
 from mlcompute.ops.op import Step
 
 
@@ -18,4 +17,4 @@ def mark_kept(steps: list[Step], context: Context) -> list[Step]:
         kept += [values[result] for node in request.nodes for result in node.results]
         kept += list(gradients.values())
     context.kept = frozenset(kept)
-    return drop_unused(steps, context.kept)
+    return steps

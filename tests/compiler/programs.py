@@ -95,7 +95,7 @@ def apply(
 
 
 def simplify(steps: list[Step], context: Context) -> list[Step]:
-    """The pass, and what nothing kept depends on dropped, as `mark_kept` does."""
+    """The pass, and what nothing kept depends on dropped, as `drop_unread` does."""
     simpler = simplify_pass(steps, context)
     return drop_unused(simpler, context.kept)
 

@@ -15,6 +15,7 @@ from mlcompute.compiler.accumulate_gradients import KEEP, SHARE, accumulate_grad
 from mlcompute.compiler.add_gradients import add_gradients
 from mlcompute.compiler.add_updates import add_updates
 from mlcompute.compiler.cut_for_exchange import cut_for_exchange
+from mlcompute.compiler.drop_unread import drop_unread
 from mlcompute.compiler.exchange_gradients import GLOBAL_NORM, SLICE, exchange_gradients
 from mlcompute.compiler.fuse_elementwise import fuse_elementwise
 from mlcompute.compiler.fuse_update_into_matmul import fuse_update_into_matmul
@@ -228,12 +229,13 @@ def test_add_updates() -> None:
 
 
 @pytest.mark.parametrize("style", ["fused", "split"])
-def test_mark_kept(style: str) -> None:
+def test_mark_kept_and_drop_unread(style: str) -> None:
     hand = Hand(style)
     hand.request.kept = [hand.y]
     steps = hand.after(add_gradients)
-    left = hand.after(mark_kept)
+    assert hand.after(mark_kept) == steps, "the same in all styles"
     assert hand.run.values[hand.y] in hand.context.kept
+    left = hand.after(drop_unread)
     gradients = set(hand.program.gradients.values())
     assert (gradients <= hand.context.kept) is (style == "split")
     made = {value for step in left for value in step.results}

@@ -12,6 +12,7 @@ import pytest
 from mlcompute.devices.cpu.device import Cpu
 from tests.devices.native import only_native
 from tests.devices.random_graphs import check
+from tests.devices.thread_after_thread import thread_after_thread
 
 #: How many graphs the slow test trains.
 COUNT = int(os.environ.get("MLC_ENGINE_GRAPHS", "1000"))
@@ -24,6 +25,12 @@ ENGINES = [Cpu(threads) for threads in (1, 2, 5)]
 def test_random_graphs_agree_with_the_reference(seed: int) -> None:
     with only_native(with_onednn=seed % 3 != 2):
         check(seed, *ENGINES)
+
+
+@pytest.mark.parametrize("seed", range(60, 80))
+def test_threads_wait_for_each_other(seed: int) -> None:
+    with thread_after_thread(last_first=bool(seed % 2)):
+        check(seed, ENGINES[0], ENGINES[2])
 
 
 @pytest.mark.slow

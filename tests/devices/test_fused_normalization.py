@@ -23,6 +23,7 @@ from mlcompute.ops.bfloat16 import bfloat16
 from mlcompute.ops.op import FLOAT32, TABLE, Array, Trace, Value, emit_all
 from tests.devices.cuda_emulator import bench
 from tests.devices.cuda_emulator.bench import needs_engine
+from tests.devices.thread_after_thread import thread_after_thread
 from tests.harness import assert_close, interpret
 
 #: Batch norm of channels-last and channels-first images, layer norm (short, long, over two axes), group norm.
@@ -318,3 +319,32 @@ def test_masks_and_whole_numbers(engine: Engine) -> None:
     number = np.arange(20, dtype=np.int64)
     names = check(engine, forward, normal(70, 20, seed=1), mask, normal(70, 1, seed=2), number)
     assert names == ["fused_normalization"]
+
+
+@pytest.mark.parametrize("last_first", [False, True])
+def test_threads_wait_for_what_is_no_row_of_their_own(last_first: bool) -> None:
+    """A scale has as many elements as there are rows, and every thread reads all of it."""
+
+    def forward(x: Value, s: Value) -> list[Value]:
+        scale = ops.relu(s)
+        n, _, _ = emit_all("normalize", x, axes=(1,), epsilon=1e-5)
+        return [n * scale]
+
+    arrays = [normal(40, 40), normal(40, seed=1)]
+    with thread_after_thread(last_first=last_first):
+        (found,), (expected,), names = outcome(Cpu(5), forward, arrays, fuses=True)
+    assert names == ["relu", "fused_normalization"]
+    assert_close(found, expected, 16)
+
+
+@pytest.mark.parametrize("last_first", [False, True])
+def test_threads_own_no_rows_of_values_that_lie_in_another_order(last_first: bool) -> None:
+    """Of a transposed value, threads normalise the rows of its source; others read those of the result."""
+
+    def forward(x: Value) -> list[Value]:
+        n, _, _ = emit_all("normalize", ops.transpose(x, (1, 0, 2)), axes=(2,), epsilon=1e-5)
+        return [ops.relu(n)]
+
+    with thread_after_thread(last_first=last_first):
+        (found,), (expected,), _ = outcome(Cpu(5), forward, [normal(40, 30, 20)], fuses=False)
+    assert_close(found, expected, 16)

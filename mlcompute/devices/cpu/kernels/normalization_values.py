@@ -35,9 +35,16 @@ def normalized_axes(group: NormalizationGroup, places: Sequence[Place] = (), *ot
 
 
 def owned_rows(group: NormalizationGroup, units: int, threads: int) -> tuple[int, list[Place]]:
-    """Rows that threads can own (0: none), and the operands of which they then touch only their own."""
-    _, axes = leading_rows(group.shape, threads)
-    operands = [(place, place.operand) for place in group.places]
+    """Rows that threads can own (0: none), and the operands of which they then touch only their own.
+
+    The loops follow the normalised value, so it must be dense. A scale of as many elements as there are rows, but along
+    another axis, is read by every thread.
+    """
+    first = group.inputs.get(group.along[0])
+    if first is not None and not first.operand.is_dense:
+        return 0, []
+    rank, (_, axes) = len(group.shape), leading_rows(group.shape, threads)
+    operands = [(place, place.operand) for place in group.places if len(place.operand.shape) == rank]
     like = [place for place, own in operands if own.is_dense and own.shape[:axes] == group.shape[:axes]]
     rows = shared_rows(group.shape, group.axes, [place.operand for place in like], units, threads)
     return rows, like if rows else []
