@@ -22,8 +22,7 @@ def test_bands_of_rows(kind: str, samples: int, pieces: int, op: str, monkeypatc
     for name in ("planned_threads", "machine_slices"):
         monkeypatch.setattr(convolution, name, lambda: pieces)
     monkeypatch.setattr(convolution, "columns_of", lambda step: None)
-    monkeypatch.setattr(convolution, "few_channels", lambda step: None)
-    monkeypatch.setattr(convolution, "few_pixels", lambda step: None)
+    monkeypatch.setattr(convolution, "_OWN", ())
     monkeypatch.setattr(convolution_bands, "_LEAST_FLOPS", 0.0)
     bench = bench_of(op, KINDS[kind], samples)
     bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4))

@@ -81,7 +81,7 @@ def test_convolutions_with_large_filters_are_matmuls(
     case: tuple[Any, ...], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(convolution, "_MOST_SLICES", 0)
-    monkeypatch.setattr(convolution, "pointwise_gradient", lambda step: None)
+    monkeypatch.setattr(convolution, "_OWN", ())
     monkeypatch.setenv("MLCOMPUTE_WINOGRAD", "0")
     monkeypatch.setattr(convolution_columns, "planned_threads", lambda: 16)
     samples, vectors, outputs, height, width, (down, across), stride, dilation, padding = case
@@ -102,7 +102,7 @@ def test_convolutions_with_large_filters_are_matmuls(
         attributes["shape"] = w.shape
     else:
         sizes = convolution_columns.Columns((samples, channels, height, width), w.shape, (samples, outputs, *extents))
-        monkeypatch.setattr(convolution, "few_pixels", lambda step: sizes)
+        monkeypatch.setattr(convolution, "_OWN", ((lambda step: sizes, convolution_columns.few_pixels_entries),))
         arrays, kernel = ([x, w], "columns of windows") if name == "convolution" else ([dy, w], "sum of windows")
         if name == "convolution_input_gradient":
             attributes["shape"] = (samples, channels, height, width)

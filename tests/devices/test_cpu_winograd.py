@@ -167,7 +167,7 @@ UNFILLED = [
 def test_channels_that_do_not_fill_vectors(name: str, case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     for gain in ("_GAIN", "_GAIN_UNFILLED"):
         monkeypatch.setattr(f"mlcompute.devices.cpu.kernels.winograd_sizes.{gain}", math.inf)
-    monkeypatch.setattr(convolution, "few_channels", lambda step: None)
+    monkeypatch.setattr(convolution, "_OWN", ())
     monkeypatch.setattr("tests.devices.test_cpu_winograd.CHANNELS", 1)
     test_winograd_means_what_the_op_means(name, case)
 
