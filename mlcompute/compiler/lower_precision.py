@@ -372,5 +372,11 @@ class _Rewriting:
 
 
 def conversion(source: Value, target: Value, step: Step) -> Step:
-    """The step that makes one value of another in its type, beside a step it is for."""
-    return Step(TABLE["convert"], (source,), (target,), {"to": target.dtype}, step.layer, step.phase)
+    """The step that makes one value of another in its type, beside a step it is for.
+
+    What is only stored in bfloat16 need not keep subnormal numbers.
+    """
+    attributes: dict[str, Any] = {"to": target.dtype}
+    if is_bfloat16(target.dtype):
+        attributes["flush"] = True
+    return Step(TABLE["convert"], (source,), (target,), attributes, step.layer, step.phase)

@@ -11,7 +11,7 @@ styles of execution, so these agree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.fuse_normalization import CORES, NORMALIZATIONS
 from mlcompute.compiler.index import Index
+from mlcompute.compiler.lower_precision import conversion
 from mlcompute.ops.op import TABLE, Step, Trace, Value
 
 #: Elementwise ops between n and what is computed from it again.
@@ -70,7 +71,7 @@ def renormalized(step: Step, trace: Trace) -> list[Step]:
         if value.dtype == to:
             return value
         result = trace.value(value.shape, to)
-        steps.append(Step(TABLE["convert"], (value,), (result,), {"to": to}, step.layer, "gradient"))
+        steps.append(replace(conversion(value, result, step), phase="gradient"))
         return result
 
     root = add("rsqrt", add("add", variance, trace.number(step.attributes["epsilon"], variance.dtype)))

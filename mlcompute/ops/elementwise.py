@@ -275,11 +275,12 @@ _define(
     lambda dy, y, c, a, b: (None, select(c, dy, 0.0), select(c, 0.0, dy)),
     _same_branches,
 )
+# `flush`: subnormal numbers may become 0, where that is faster.
 _define(
     "convert",
-    lambda x, to: x.astype(to),
-    lambda dy, y, x, to: convert(dy, x.dtype) if x.is_floating and y.is_floating else None,
-    lambda x, to: np.dtype(to),
+    lambda x, to, flush=False: x.astype(to),
+    lambda dy, y, x, to, flush=False: convert(dy, x.dtype) if x.is_floating and y.is_floating else None,
+    lambda x, to, flush=False: np.dtype(to),
 )
 _define("copy", lambda x: np.array(x), lambda dy, y, x: dy, _same)
 # The forward value passes, the gradient does not.

@@ -243,7 +243,7 @@ def assembly(code: Code, cpu: str = "") -> str:
     machine = emit.target_machine()
     if cpu:
         machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, opt=3)
-    module = llvm.parse_assembly(cache._module_text("", code))
+    module = llvm.parse_assembly(cache._module(code)[1])
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     builder.getModulePassManager().run(module, builder)
     return str(machine.emit_assembly(module))

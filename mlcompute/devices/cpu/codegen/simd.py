@@ -183,12 +183,12 @@ def from_bfloat16(x: SimdValue) -> SimdValue:
     return (wide << 16).from_bits()
 
 
-def to_bfloat16(x: SimdValue) -> SimdValue:
+def to_bfloat16(x: SimdValue, flush: bool = True) -> SimdValue:
     """Float rounded to the bits of bfloat16, half to even; a NaN stays one.
 
-    AVX512_BF16 has an instruction for it, which takes subnormal numbers as 0.
+    AVX512_BF16 has an instruction for it, which takes subnormal numbers as 0: for those who let it `flush` them.
     """
-    if rounds_to_bfloat16():
+    if flush and rounds_to_bfloat16():
         rounded = x.let(f"fptrunc {x.type} {x.name} to {vector('bfloat', x.lanes)}", "bfloat")
         return rounded.let(f"bitcast {rounded.type} {rounded.name} to {vector('i16', x.lanes)}", "i16")
     bits = x.bits()

@@ -88,20 +88,20 @@ def emit_elementwise(
     result_type: DType,
     lanes: int,
 ) -> str:
-    """The register holding one op of `operands`. What attributes say, the types say too."""
+    """The register holding one op of `operands`. What most attributes say, the types say too."""
     assert supports_elementwise(op_name, operand_types, result_type), (op_name, operand_types, result_type)
     values = [
         SimdValue(code, operand, register_type(dtype), lanes)
         for operand, dtype in zip(operands, operand_types, strict=True)
     ]
+    if op_name == "convert":
+        return _convert(values[0], operand_types[0], result_type, flush=attributes.get("flush", False)).name
     return _emit(op_name, values, operand_types, result_type).name
 
 
 def _emit(op_name: str, values: list[SimdValue], types: list[DType], result_type: DType) -> SimdValue:
     if op_name in ("copy", "stop_gradient"):
         return values[0]
-    if op_name == "convert":
-        return _convert(values[0], types[0], result_type)
     if op_name in _LOGIC or op_name == "select":
         if is_bfloat16(types[0]):
             values = [from_bfloat16(values[0]), *values[1:]]
@@ -238,15 +238,15 @@ def _cast(instruction: str, x: SimdValue, element: str) -> SimdValue:
     return x.let(f"{instruction} {x.type} {x.name} to {vector(element, x.lanes)}", element)
 
 
-def _convert(x: SimdValue, source: DType, target: DType) -> SimdValue:
-    """x.astype(target), for values in the target's range."""
+def _convert(x: SimdValue, source: DType, target: DType, flush: bool = False) -> SimdValue:
+    """x.astype(target), for values in the target's range; `flush`: see `to_bfloat16`."""
     element = register_type(target)
     if source == target:
         return x
     if is_bfloat16(source):  # every bfloat16 is a float32
         return _convert(from_bfloat16(x), _FLOAT, target)
     if is_bfloat16(target):
-        return to_bfloat16(_convert(x, source, _FLOAT))
+        return to_bfloat16(_convert(x, source, _FLOAT), flush)
     if target == _BOOL:
         return _truth(x)
     if source == _HALF:  # every float16 is a float32

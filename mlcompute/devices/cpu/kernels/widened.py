@@ -124,7 +124,7 @@ def conversion_entry(step: Step, value: Value, source: Operand, target: Operand,
     """target = source in the other type, in the order in which the elements lie."""
     order = sorted(range(len(source.shape)), key=lambda axis: -abs(target.strides[axis]))
     seen, made = (_placed(value, operand) for operand in (source, target))
-    convert = Step(TABLE["convert"], (seen,), (made,), {"to": target.dtype}, step.layer, step.phase)
+    convert = Step(TABLE["convert"], (seen,), (made,), {"to": target.dtype, "flush": True}, step.layer, step.phase)
     loads, stores = (operand.permuted(order) for operand in (source, target))
     nest = LoopNest.of(loads.shape, [(seen, loads)], [convert], [(made, stores)])
     entry = loop_entry(step, nest, threads)
