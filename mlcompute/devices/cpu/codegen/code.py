@@ -86,8 +86,9 @@ class Code:
 
     def __init__(self, name: str, level: int = 0) -> None:
         self.name = name
-        #: Which of LLVM's passes are run: 0 a few, which most functions are content with; 2 or 3 those of that
-        #: optimization level. 3 copies loops for every outcome of what they ask (unswitching), and compiles for longer.
+        #: Which of LLVM's passes are run: 0 a few, which most functions are content with; 1 some more, see `jit.emit`;
+        #: 2 or 3 those of that optimization level. 3 copies loops for every outcome of what they ask (unswitching), and
+        #: compiles for longer.
         self.level = level
         self._entry: list[str] = []
         self._lines: list[str] = []
@@ -164,11 +165,14 @@ class Code:
         self.do(f"store {type_} {initial}, ptr {slot}")
         return slot
 
-    def aligned_buffer(self, floats: int) -> str:
-        """Floats on the stack, beginning at a cache line: a small buffer of the thread's own."""
+    def aligned_buffer(self, count: int, element: str = "float") -> str:
+        """Elements on the stack, beginning at a cache line: a small buffer of the thread's own, with nothing in it.
+
+        A `variable` of an array type would store all its elements: LLVM takes long to find that this means nothing.
+        """
         self._count += 1
         buffer = f"%s{self._count}"
-        self._entry.append(f"  {buffer} = alloca [{floats} x float], align 64")
+        self._entry.append(f"  {buffer} = alloca [{count} x {element}], align 64")
         return buffer
 
     def get(self, type_: str, slot: str) -> str:

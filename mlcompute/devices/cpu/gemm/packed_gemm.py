@@ -184,7 +184,7 @@ def call_pack(
 
 def _packed_gemm_code(width: int, fetched: int, block: int, rows_ahead: bool) -> Code:
     code, choices = (
-        Code("packed_gemm", level=2),
+        Code("packed_gemm", level=1),
         f"{width} {vector_lanes()} {registers()} {fetched} {block} {rows_ahead}",
     )
     code.later(choices, lambda: _write_packed_gemm(code, width, fetched, block, rows_ahead))

@@ -321,7 +321,7 @@ class AttentionKernel:
         line for its maximum and its sum.
         """
         code = self.code
-        largest, shares = (code.variable(f"[{_TOGETHER} x float]", "undef") for _ in range(2))
+        largest, shares = (code.aligned_buffer(_TOGETHER) for _ in range(2))
         with code.loop(0, rows, _TOGETHER) as start:
             end = code.minimum(code.add(start, _TOGETHER), rows)
 

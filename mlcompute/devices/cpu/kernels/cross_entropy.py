@@ -205,7 +205,7 @@ class _Columns(_Kernel):
     ) -> None:
         super().__init__(args, step, operands)
         self.loops = ColumnLoops(args, axes, rows, _TILE)
-        self.slots = [self.code.variable(f"[{_TILE} x float]", "poison") for _ in range(4)]
+        self.slots = [self.code.aligned_buffer(_TILE) for _ in range(4)]
 
     def at(self, operand: int) -> str:
         return self.loops.address(self.pointers[operand], operand, self.checked.element if operand == 1 else "float")

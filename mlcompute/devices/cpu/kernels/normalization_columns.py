@@ -218,7 +218,7 @@ class _Kernel:
 
     def slot(self, element: str = "float") -> str:
         """Memory on the stack for the columns of a unit."""
-        return self.code.variable(f"[{self._tile} x {element}]", "poison")
+        return self.code.aligned_buffer(self._tile, element)
 
     def rows_of_block(self) -> str:
         """How many rows the current block has."""

@@ -122,7 +122,7 @@ class _Kernel:
         """Every unit is a group of rows: the statistics of all of them, then their results."""
         code, neighbours, form = self.code, self.group.neighbours, group_form_of(self.group)
         assert form is not None
-        slots = [code.variable(f"[{neighbours} x float]", "poison") for _ in range(2)]
+        slots = [code.aligned_buffer(neighbours) for _ in range(2)]
         lines = [Line(code, slot, "float") for slot in slots]
         with self._sums.loops.each_group(neighbours) as first:
             with self._each_row_of_group(first) as row:

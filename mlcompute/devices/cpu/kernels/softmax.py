@@ -94,7 +94,7 @@ def _columns(args: KernelArguments, logarithm: bool, x: Operand, y: Operand, axe
     source, target = args.pointer(x), args.pointer(y)
     types = [MEMORY_TYPES[operand.dtype] for operand in (x, y)]
     loops = ColumnLoops(args, axes, rows, _TILE)
-    buffers = [code.variable(f"[{_TILE} x float]", "poison") for _ in range(2)]
+    buffers = [code.aligned_buffer(_TILE) for _ in range(2)]
     with loops.each_unit() as columns:
         addresses = [loops.address(pointer, i, types[i]) for i, pointer in enumerate((source, target))]
         largest, total = (loops.buffer(columns, buffer) for buffer in buffers)
