@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mlcompute.data.target import Array, listed, short, shown
-from mlcompute.data.written_numbers import as_number, is_missing, is_plain, not_numbers, plain, typed
+from mlcompute.data.written_numbers import Marks, as_number, is_missing, is_plain, not_numbers, plain, typed
 from mlcompute.errors import DataError
 
 Kind = Literal["number", "date", "category", "ignored"]
@@ -32,7 +32,7 @@ class Frame:
     """A table as it was read: text, "" or None where a value is missing, or float64, NaN where one is.
 
     lines    where each sample stands in the file, counted in what `place` says
-    decimal  the decimal mark of its numbers, as far as it shows
+    marks    how its numbers are written, as far as it shows
     blank    rows of separators alone: every value is missing
     written  columns of numbers as they stand in the file: 007 or 1.50
     """
@@ -41,7 +41,7 @@ class Frame:
     columns: dict[str, Array]
     lines: list[int]
     place: str = "line"
-    decimal: str = ""
+    marks: Marks = field(default_factory=Marks)
     blank: tuple[int, ...] = ()
     written: Mapping[str, Array] = field(default_factory=dict)
 
@@ -74,8 +74,8 @@ class Frame:
         return f"{self.place} {self.lines[row]}"
 
 
-def frame_of(columns: Any) -> Frame:
-    """A table in memory: {name: values}, or a DataFrame."""
+def frame_of(columns: Any, usual: Marks | None = None) -> Frame:
+    """A table in memory: {name: values}, or a DataFrame. `usual`: how numbers that are text were in training."""
     if not isinstance(columns, Mapping) and not hasattr(columns, "columns"):
         raise TypeError(
             f"a table must be the name of a file, {{name: values}} or a DataFrame, not of type {type(columns).__name__}"
@@ -88,14 +88,14 @@ def frame_of(columns: Any) -> Frame:
         shapes = ", ".join(f"{name} {values.shape}" for name, values in found.items())
         raise DataError("table: columns must have one axis, one length and a value", given=shapes or "no columns")
     rows = list(range(next(iter(lengths.values()))))
-    return frame_of_columns("table", {name: _in_memory(values) for name, values in found.items()}, rows)
+    return frame_of_columns("table", {name: _in_memory(values) for name, values in found.items()}, rows, usual)
 
 
-def frame_of_columns(who: str, columns: Mapping[str, Array], rows: list[int]) -> Frame:
+def frame_of_columns(who: str, columns: Mapping[str, Array], rows: list[int], usual: Marks | None = None) -> Frame:
     """A table whose columns are float64 or text already; text that is made of numbers becomes them."""
     texts = {name: values for name, values in columns.items() if values.dtype.kind != "f"}
-    numbers, decimal = typed(who, texts, lambda row: f"row {rows[row]}", ",")
-    return Frame(who, {**columns, **numbers}, rows, "row", decimal)
+    numbers, marks = typed(who, texts, lambda row: f"row {rows[row]}", ",", usual=usual)
+    return Frame(who, {**columns, **numbers}, rows, "row", marks)
 
 
 def _in_memory(values: Array) -> Array:
@@ -169,7 +169,7 @@ class Column:
         raw = frame.columns[self.name]
         numbers = {value: k + 1 for k, value in enumerate(self.values)}
         if all(is_plain(value) for value in self.values if value != MISSING_TEXT):
-            texts = [as_number(text, frame.decimal) for text in as_text(raw)]
+            texts = [as_number(text, frame.marks.decimal) for text in as_text(raw)]
         elif raw.dtype.kind == "f" and self.name not in frame.written:
             numbers = {as_number(value): code for value, code in reversed(numbers.items())}
             texts = list(as_text(raw))
@@ -230,7 +230,7 @@ def guessed(frame: Frame, name: str) -> Kind:
     if raw.dtype.kind == "f":
         return "number"
     counts = Counter(text for text in raw if not is_missing(text))
-    bad = {"number": not_numbers(counts, frame.decimal), "date": [text for text in counts if not _is_date(text)]}
+    bad = {"number": not_numbers(counts, frame.marks.decimal), "date": [text for text in counts if not _is_date(text)]}
     for what, wrong in bad.items():
         good = sum(counts.values()) - sum(counts[text] for text in wrong)
         if wrong and good >= 10 and good >= _MOSTLY * sum(counts.values()):
@@ -261,7 +261,7 @@ def _as_kind(frame: Frame, name: str, kind: Kind) -> Array:
         numbers[there] = _dates_of([raw[k] for k in there])
     else:
         texts = [text for text in raw if not is_missing(text)]
-        first = (not_numbers(texts, frame.decimal) or texts)[0]  # a column of numbers alone would be float64
+        first = (not_numbers(texts, frame.marks.decimal) or texts)[0]  # a column of numbers alone would be float64
         row = next(k for k, text in enumerate(raw) if text == first)
         raise DataError(
             f"{frame.who}: {frame.at(row)}: {first!r} in column {name!r} is no number",

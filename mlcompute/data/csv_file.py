@@ -12,7 +12,7 @@ import numpy as np
 
 from mlcompute.data.columns import Frame
 from mlcompute.data.paths import read_text
-from mlcompute.data.written_numbers import not_numbers, typed
+from mlcompute.data.written_numbers import Marks, not_numbers, typed
 from mlcompute.errors import DataError
 
 _SEPARATORS = ",;\t|"
@@ -26,14 +26,16 @@ def read_frame(
     separator: str = "",
     encoding: str = "utf-8",
     decimal: str = "",
-    usual_decimal: str = "",
+    usual_decimal: str | None = None,
+    usual_groups: bool = False,
 ) -> Frame:
     """The columns of a file. Lines of separators alone are samples of missing values, empty lines are none.
 
     In a file of one column, where an empty line is all that a missing value can be, those between others are samples.
 
     separator  between fields; empty: the one of , ; | and tab that the first line has most of
-    decimal    the decimal mark, "." or ","; empty: what the columns show, else `usual_decimal`
+    decimal    the decimal mark, "." or ","; empty: what the columns show
+    usual_...  of the training data, where this is new data
     """
     if len(separator) > 1 or decimal not in ("", ".", ","):
         raise DataError(
@@ -67,10 +69,11 @@ def read_frame(
     else:
         named = [(f"c{k + 1}", column) for k, column in enumerate(texts)]
     lines = [line for line, _ in rows]
-    columns, mark = typed(str(path), dict(named), lambda row: f"line {lines[row]}", separator, decimal, usual_decimal)
+    usual = None if usual_decimal is None else Marks(usual_decimal, usual_groups)
+    columns, marks = typed(str(path), dict(named), lambda row: f"line {lines[row]}", separator, decimal, usual)
     blank = tuple(k for k, (_, row) in enumerate(rows) if not any(field.strip() for field in row))
     written = {name: column for name, column in named if columns[name].dtype.kind == "f"}
-    return Frame(str(path), columns, lines, decimal=mark, blank=blank, written=written)
+    return Frame(str(path), columns, lines, marks=marks, blank=blank, written=written)
 
 
 def _rows(path: Path, text: str, separator: str, before: int) -> _Rows:

@@ -27,7 +27,7 @@ from mlcompute.data.paths import existing, is_built_in
 from mlcompute.data.preprocessing import Path, Preprocessing
 from mlcompute.data.splitting import Split
 from mlcompute.data.target import Array, Target, Task, closest, listed, looks_like_classes
-from mlcompute.data.written_numbers import is_missing
+from mlcompute.data.written_numbers import Marks, is_missing
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import real
 
@@ -133,9 +133,10 @@ def read_csv(
     Numbers are standardised, categories become columns of 0 and 1 or, with many values, inputs of their own; values
     that are missing are filled in and marked. `print(data)` shows all that was decided.
     """
-    options = {"header": header, "separator": separator, "encoding": encoding, "decimal": decimal}
+    options: dict[str, Any] = {"header": header, "separator": separator, "encoding": encoding, "decimal": decimal}
     frame = read_frame(path, options)
-    options["usual_decimal"] = frame.decimal  # what new data looks like that does not tell itself
+    # What new data looks like that does not tell itself.
+    options |= {"usual_decimal": frame.marks.decimal, "usual_groups": frame.marks.groups}
     return _decided(frame, target, task, kinds, validation, test, seed, window, horizon, options)
 
 
@@ -241,7 +242,9 @@ def _decided(
 def read_frame(path: Any, options: dict[str, Any]) -> Frame:
     """The columns of a file, or of a table in memory."""
     if not isinstance(path, (str, os.PathLike)):
-        return frame_of(path)
+        is_new = "usual_decimal" in options
+        usual = Marks(options["usual_decimal"], options.get("usual_groups", False)) if is_new else None
+        return frame_of(path, usual)
     if is_built_in(path, "iris"):
         return replace(csv_file.read_frame(_IRIS), who="iris")
     place = existing(path)

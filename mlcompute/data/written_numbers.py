@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,14 +38,32 @@ def is_missing(text: Any) -> bool:
     return text is None or (len(text) < 8 and text.lower() in MISSING)
 
 
+@dataclass(frozen=True)
+class Marks:
+    """How the numbers of a table are written, as far as they show it.
+
+    decimal  the mark before decimals; empty: nothing shows it
+    groups   does the other one stand between groups of three digits?
+    """
+
+    decimal: str = ""
+    groups: bool = False
+
+
 def typed(
-    who: str, columns: Mapping[str, Array], at: Callable[[int], str], separator: str, decimal: str = "", usual: str = ""
-) -> tuple[dict[str, Array], str]:
-    """Columns of text, as float64 where every value is a number, NaN where one is missing; and their decimal mark.
+    who: str,
+    columns: Mapping[str, Array],
+    at: Callable[[int], str],
+    separator: str,
+    decimal: str = "",
+    usual: Marks | None = None,
+) -> tuple[dict[str, Array], Marks]:
+    """Columns of text, as float64 where every value is a number, NaN where one is missing; and their marks.
 
     at         where a sample stands, for messages
     separator  between fields: where it is a comma, a decimal mark is a point unless there is more to go by
-    decimal    the decimal mark, where it is known;   usual: where nothing in the table tells it
+    decimal    the decimal mark, where it is known
+    usual      how the training data is written, where this is new data
     """
     every = {name: set(column) for name, column in columns.items()}
     missing = {name: set(filter(is_missing, texts)) for name, texts in every.items()}
@@ -52,19 +71,21 @@ def typed(
     marks = {name: [mark for mark in decimal or MARKS if _all_fit(mark, texts)] for name, texts in values.items()}
     # A column that is made of numbers one way only tells about the others.
     told = {marks[name][0] for name, texts in values.items() if len(marks[name]) == 1 and any(map(_has_mark, texts))}
-    shared = decimal or (told.pop() if len(told) == 1 else usual)
-    found = {}
+    shared = decimal or (told.pop() if len(told) == 1 else "")
+    found, groups = {}, False
     for name, column in columns.items():
         mark, texts = "".join(marks[name]), values[name]
         if len(mark) > 1:
             marked = set(filter(_has_mark, texts))
-            mark = shared or (_by_habit(texts, marked, separator) if marked else ".")
+            mark = shared or (_untold(texts, marked, separator, usual) if marked else ".")
             if not mark:
                 row = next(k for k, text in enumerate(column) if text in marked)
-                raise _either_way(who, name, column[row], at(row))
-            shared = shared or (mark if marked else "")
+                raise _either_way(who, name, column[row], at(row), is_new=usual is not None)
+            if usual is None:
+                shared = shared or (mark if marked else "")
+        groups = groups or (len(mark) == 1 and any(MARKS.replace(mark, "") in text for text in texts))
         found[name] = _numbers(column, missing[name], mark) if mark else column
-    return found, shared
+    return found, Marks(shared or (usual.decimal if usual is not None else ""), groups)
 
 
 def plain(number: float) -> str:
@@ -92,8 +113,19 @@ def _all_fit(mark: str, texts: Collection[str]) -> bool:
     return all(map(_FORMS[mark].fullmatch, texts))
 
 
+def _untold(texts: Collection[str], marked: set[str], separator: str, usual: Marks | None) -> str:
+    """The decimal mark of values like 1.234, each of which can be read both ways; empty: nobody can tell."""
+    habit = _by_habit(texts, marked, separator)
+    if usual is None or habit == usual.decimal:
+        return habit
+    if not usual.decimal:  # no decimals in training: these may be thousands
+        return habit if separator == "," else ""
+    is_used = any(usual.decimal in text for text in marked)
+    return usual.decimal if is_used or usual.groups else ""
+
+
 def _by_habit(texts: Collection[str], marked: set[str], separator: str) -> str:
-    """The decimal mark of values like 1.234, each of which can be read both ways; empty: nobody can tell.
+    """The decimal mark of such values where there is nothing to compare with.
 
     Decimals stand behind all values of a column or, where zeros are left out, behind some in other numbers than three.
     """
@@ -107,12 +139,13 @@ def _by_habit(texts: Collection[str], marked: set[str], separator: str) -> str:
     )  # spreadsheets write semicolons beside decimal commas
 
 
-def _either_way(who: str, name: str, text: str, place: str) -> DataError:
-    numbers = " or ".join(f"{float(text.translate(_PLAIN[mark])):.15g}" for mark in MARKS)
-    return DataError(
-        f"{who}: {place}: {text!r} in column {name!r} can be {numbers}",
-        fix="say which mark stands before decimals: decimal='.' (--decimal .) or decimal=',' (--decimal ,)",
-    )
+def _either_way(who: str, name: str, text: str, place: str, *, is_new: bool) -> DataError:
+    numbers = [f"{float(text.translate(_PLAIN[mark])):.15g}" for mark in MARKS]
+    fix = "say which mark stands before decimals: decimal='.' (--decimal .) or decimal=',' (--decimal ,)"
+    if is_new:
+        whole = max(numbers, key=lambda number: abs(float(number)))
+        fix = f"the training data does not tell which: write {whole} or {text}0; or train with decimal= (--decimal)"
+    return DataError(f"{who}: {place}: {text!r} in column {name!r} can be {' or '.join(numbers)}", fix=fix)
 
 
 def _numbers(column: Array, missing: Collection[str], mark: str) -> Array:

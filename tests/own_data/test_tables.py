@@ -122,6 +122,36 @@ def test_the_decimal_mark_is_asked_for_where_nobody_can_tell() -> None:
     assert x[0, 0] * column.std + column.mean == pytest.approx(1234)
 
 
+def test_numbers_of_new_data_are_read_as_those_of_the_training_data_or_refused() -> None:
+    def read(trained: str, new: Any) -> float:
+        rows = "".join(f"{trained.format(k * 37 % 100)};{k % 3}\n" for k in range(1, 30))
+        Path("train.csv").write_text(f"price;y\n{rows}")
+        preprocessing = mlc.data.read_csv("train.csv", "y").preprocessing
+        if isinstance(new, str):
+            Path("new.csv").write_text(new)
+            new = "new.csv"
+        column = preprocessing.columns[0]  # type: ignore[union-attr]
+        return preprocessing.read(new, labels=False).x[0, 0] * column.std + column.mean  # type: ignore[union-attr]
+
+    # Points, or no marks, in training: 1,234 can be thousands, or from a spreadsheet in another language.
+    for trained, new in (
+        ("1.{:02}", "price;a\n1,234;x\n"),
+        ("1{:03}", "price;a\n1,234;x\n"),
+        ("1,{:02}", "price;a\n1.234;x\n"),
+        ("1,{:02}", {"price": ["1.234"]}),
+    ):
+        text = "1,234" if "1,234" in new else "1.234"
+        with pytest.raises(mlc.DataError, match=f"'{text}' in column 'price' can be ") as refused:
+            read(trained, new)
+        assert refused.value.fix.startswith(f"the training data does not tell which: write 1234 or {text}0; ")
+    assert read("1.{:02}", "price;a\n1,2340;x\n") == pytest.approx(1.234)
+    assert read("1.{:02}", "price;a\n1.234;x\n") == pytest.approx(1.234)
+    assert read("1,{:03}.5", "price;a\n1,234;x\n") == pytest.approx(1234), "training shows thousands"
+    assert read("1.{:03},5", {"price": ["1.234"]}) == pytest.approx(1234)
+    assert read("1{:03}", "price,a\n1.234,x\n") == pytest.approx(1.234, 1e-3), "beside commas points are decimal"
+    assert read("1,{:02}", {"price": [1.234]}) == pytest.approx(1.234), "numbers in memory are no text"
+
+
 def test_what_spreadsheets_and_other_programs_write() -> None:
     def read(text: str) -> dict[str, list[Any]]:
         Path("t.csv").write_bytes(text.encode())
