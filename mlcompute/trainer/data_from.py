@@ -77,8 +77,8 @@ def _are_batches(given: Sequence[Any], feed: Feed) -> bool:
     """Is a list one of batches or samples: pairs or dicts of arrays, or, for a single input, arrays with its axes?"""
     if given and isinstance(given[0], (tuple, Mapping)):
         return isinstance(given[0], Mapping) or is_sample(feed, given[0]) or any(_axes(part) > 1 for part in given[0])
-    if not given:
-        return False
+    if not given or isinstance(given[0], list):
+        return bool(given) and is_sample(feed, given[0])
     axes = {len(tensor.descriptor.shape) for tensor in feed.inputs.values()}
     return len(feed.inputs) == 1 and len(given) > 1 and getattr(given[0], "ndim", 0) in axes
 

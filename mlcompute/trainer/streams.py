@@ -83,7 +83,7 @@ class Stream(Data):
                 raise DataError(f"{self._who}: the iterator is exhausted, it can be gone through only once", fix=_AGAIN)
             self._is_used = True
         kept = 0
-        for number, item in enumerate(_in_batches(self._who, source, epoch.size, self._is_sample)):
+        for number, item in enumerate(_in_batches(self._who, source, epoch.size, self._feed, self._is_sample)):
             if kept < epoch.skip and epoch.least == 1:  # what is skipped need not be looked at
                 kept += 1
                 continue
@@ -103,6 +103,11 @@ class Stream(Data):
         if not 1 <= len(parts) <= 3:
             raise DataError(f"{who} has {len(parts)} parts", expected="(inputs, labels) or (inputs, labels, weights)")
         x, y, w = (*parts, None, None)[:3]
+        if _is_sample_of_inputs(self._feed, x):
+            raise DataError(
+                f"{who}: nested lists may be samples of a batch, or the inputs and labels of one sample",
+                fix="give arrays; or every sample with its labels as a tuple, (inputs, labels)",
+            )
         if self._only_inputs:
             y = w = None
             if isinstance(x, Mapping):  # labels that come along
@@ -110,10 +115,10 @@ class Stream(Data):
         columns = columns_of(who, self._feed, x, y, w)
         whole = Arrays(who, *columns)
         if whole.count > self._feed.batch:
-            raise ShapeError(
-                f"{who} has {whole.count} samples, the graph was built for {self._feed.batch}",
-                fix=f"give batches of at most {self._feed.batch}, or build the graph's inputs for larger ones",
-            )
+            fix = f"give batches of at most {self._feed.batch}, or build the graph's inputs for larger ones"
+            if self._feed.labels and not columns[1]:
+                fix = "arrays of all samples are two arguments: fit(x, y), not fit((x, y))"
+            raise ShapeError(f"{who} has {whole.count} samples, the graph was built for {self._feed.batch}", fix=fix)
         batch = next(iter(whole.chunks(whole.count, 0, None, 0)))
         inputs, labels, weights = map(_owned, columns, batch[:3])
         return Batch(inputs, labels, weights, batch.rows)
@@ -144,7 +149,7 @@ class Samples(Stream):
         size, seed = epoch.size, epoch.seed
         order = range(self.count) if seed is None else order_of(seed, epoch.number, self.count)
         samples = (self._source[int(index)] for index in order[epoch.skip * size :])
-        for number, item in enumerate(_in_batches(self._who, samples, size, self._is_sample)):
+        for number, item in enumerate(_in_batches(self._who, samples, size, self._feed, self._is_sample)):
             batch = self._batch(item, number)
             if batch.rows >= epoch.least:
                 yield batch
@@ -152,48 +157,85 @@ class Samples(Stream):
 
 def is_sample(feed: Feed, item: Any) -> bool:
     """Is an item one sample, with one axis less than a batch?"""
-    x = item[0] if isinstance(item, (tuple, list)) and item else item
+    if not isinstance(item, (tuple, list)) or not item:
+        return _is_sample_of_inputs(feed, item)
+    x, *others = item
+    # The others of nested lists may be the next samples of a batch, and not labels.
+    may_be_batch = isinstance(x, (tuple, list)) and (isinstance(item, list) or not feed.labels)
+    if may_be_batch and any(_is_sample_of_inputs(feed, other) for other in others):
+        return False
+    return len(item) <= 3 and _is_sample_of_inputs(feed, x)
+
+
+def _is_sample_of_inputs(feed: Feed, x: Any) -> bool:
+    """Is this one sample for all inputs?"""
     inputs = feed.inputs
+    if len(inputs) == 1 and not isinstance(x, Mapping):
+        (tensor,) = inputs.values()
+        if _shape(x) == tensor.descriptor.shape[1:]:
+            return True
     if isinstance(x, Mapping):
         pairs = [(x[name], tensor) for name, tensor in inputs.items() if name in x]
     elif isinstance(x, (tuple, list)) and len(inputs) == len(x):
         pairs = list(zip(x, inputs.values(), strict=True))
     else:
-        pairs = [(x, tensor) for tensor in inputs.values()] if len(inputs) == 1 else []
-    return bool(pairs) and all(
-        hasattr(array, "shape") and tuple(array.shape) == tensor.descriptor.shape[1:] for array, tensor in pairs
-    )
+        return False
+    return bool(pairs) and all(_shape(array) == tensor.descriptor.shape[1:] for array, tensor in pairs)
 
 
-def _in_batches(who: str, items: Iterable[Any], size: int, fits: Callable[[Any], bool]) -> Iterator[Any]:
+def _shape(array: Any) -> tuple[int, ...] | None:
+    """The shape of an array or of nested lists; None: it has none."""
+    if not isinstance(array, (tuple, list)):
+        return tuple(array.shape) if hasattr(array, "shape") else None
+    try:
+        return np.shape(array)
+    except ValueError:  # of different lengths
+        return None
+
+
+def _in_batches(who: str, items: Iterable[Any], size: int, feed: Feed, fits: Callable[[Any], bool]) -> Iterator[Any]:
     """Single samples stacked to batches of a size, the last perhaps smaller; batches pass through as they are."""
     waiting: list[Any] = []
     for item in items:
         if not fits(item):
             if waiting:
-                raise DataError(f"{who}: single samples and batches come mixed", fix="give one or the other")
+                fix = "give one or the other, and all samples one shape: cut or pad those that differ"
+                if feed.varies:
+                    fix = "samples of several sizes are given as a list beside their labels: fit([x0, x1, ...], labels)"
+                raise DataError(f"{who}: single samples and batches come mixed", fix=fix)
             yield item
             continue
         waiting.append(item)
         if len(waiting) == size:
-            yield _stacked(who, waiting)
+            yield _batched(who, feed, waiting)
             waiting = []
     if waiting:
-        yield _stacked(who, waiting)
+        yield _batched(who, feed, waiting)
 
 
-def _stacked(who: str, parts: list[Any]) -> Any:
-    """Samples, each an array or a tuple or dict of them, as one batch of the same form."""
+def _batched(who: str, feed: Feed, samples: list[Any]) -> Any:
+    """Samples, each an array, a dict, or (inputs, labels, weights), as one batch of the same form."""
+    first = samples[0]
+    if not isinstance(first, (tuple, list)):
+        return _stacked(who, samples, 1)
+    counts = (len(feed.inputs), len(feed.labels), len(feed.weights))
+    return tuple(_stacked(who, [one[part] for one in samples], counts[part]) for part in range(len(first)))
+
+
+def _stacked(who: str, parts: list[Any], count: int) -> Any:
+    """Arrays or nested lists of samples as one, or tuples or dicts of them; for so many tensors."""
     first = parts[0]
     if isinstance(first, Mapping):
-        return {name: _stacked(who, [part[name] for part in parts]) for name in first}
-    if isinstance(first, (tuple, list)) and any(hasattr(entry, "shape") for entry in first):
-        return tuple(_stacked(who, [part[index] for part in parts]) for index in range(len(first)))
-    arrays = [as_array([part] if np.ndim(part) == 0 else part, who) for part in parts]
+        return {name: _stacked(who, [part[name] for part in parts], 1) for name in first}
+    is_listed = isinstance(first, (tuple, list))
+    if is_listed and (any(hasattr(entry, "shape") for entry in first) or len(first) == count > 1):
+        return tuple(_stacked(who, [part[index] for part in parts], 1) for index in range(len(first)))
+    is_number = not is_listed and np.ndim(first) == 0
+    arrays = [as_array([part] if is_number else part, who) for part in parts]
     if len({array.shape for array in arrays}) > 1:
         shapes = sorted({array.shape for array in arrays})
         raise DataError(f"{who}: samples of shapes {shapes[0]} and {shapes[-1]} cannot be one batch")
-    return np.concatenate(arrays) if np.ndim(first) == 0 else np.stack(arrays)
+    return np.concatenate(arrays) if is_number else np.stack(arrays)
 
 
 def _called(function: Callable[..., Any], epoch: int) -> Any:
