@@ -264,3 +264,18 @@ def test_a_smaller_batch() -> None:
     inference.execute({"x": given}, outputs_data={"dx": all_}).wait()
     inference.execute({"x": given[:2]}, outputs_data={"dx": few}, batch_size=2).wait()
     np.testing.assert_allclose(few, all_[:2], rtol=1e-5)
+
+
+def test_a_gradient_of_ones_that_nothing_else_reads() -> None:
+    """It is a view of a constant that no kernel knows."""
+    graph = mlc.Graph()
+    x = graph.input((2, 3), "x")
+    ones = graph.gradient(x, x)
+    training = mlc.TrainingGraph([graph])
+    training.add_inputs({"x": x})
+    training.add_outputs({"ones": ones})
+    training.compile(device=mlc.Device.cpu())
+    for options in (mlc.ExecutionOptions.NONE, mlc.ExecutionOptions.FORWARD_FOR_INFERENCE):
+        found = np.zeros((2, 3), np.float32)
+        training.execute({"x": numbers(2, 3)}, outputs_data={"ones": found}, options=options).wait()
+        np.testing.assert_array_equal(found, 1.0)

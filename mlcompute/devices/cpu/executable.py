@@ -131,9 +131,10 @@ class CpuExecutable(Executable):
             memory,
             phases[rows],
         )
-        lies = Memory(plan, memory)
+        kept = numbers_of([self._operands.base(value) for value in self.program.kept])
+        lies = Memory(plan, np.concatenate([memory, kept]))  # views of constants may be kept that no step reads
         read = lies.table()
-        read[numbers_of([self._operands.base(value) for value in self.program.kept])] = True
+        read[kept] = True
         read[numbers_of(list(plan.workspaces.values()))] = True
         #: Steps without a kernel, and how many calls there are before each.
         self._without: list[tuple[int, Step]] = []
