@@ -7,6 +7,7 @@ modules of the engines that come with the library are imported when one of their
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from mlcompute.devices.device import Engine
     from mlcompute.runtime.queue import WorkQueue
 
+#: Nanoseconds since 1970: files of engines that were written later may say something else than what was imported.
+IMPORTED = time.time_ns()
 #: Finds the devices of one kind: an engine each, the best first; none where there is no such device.
 Find = Callable[[], Sequence["Engine"]]
 

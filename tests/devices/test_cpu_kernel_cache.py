@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -221,3 +222,35 @@ def test_two_processes_at_once(folder: Path) -> None:
         assert file.suffix == ".o"
         assert kernel_files.read(file.stem) is not None
     assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout in answers
+
+
+IN_ORDER = """
+import sys
+from mlcompute.devices.cpu.codegen import code
+from tests.devices.models import make
+for what in sys.argv[1:]:
+    if what == "edit":
+        with open(code.__file__, "a") as file:
+            file.write("# more")
+    else:
+        make(what).step()
+"""
+
+
+def test_kernels_of_edited_code_are_not_kept(folder: Path, tmp_path: Path) -> None:
+    """Other processes would call them as the edited code calls its own: with other arguments, which go anywhere."""
+    copied = tmp_path / "copy"
+    shutil.copytree(ROOT / "mlcompute", copied / "mlcompute", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("benchmarks", "tests"):
+        (copied / name).symlink_to(ROOT / name)
+
+    def kept(*order: str) -> set[str]:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1)  # clocks of file systems are coarse
+        subprocess.run([sys.executable, "-c", IN_ORDER, *order], cwd=copied, check=True)
+        return {file.name for file in folder.iterdir()} if folder.exists() else set()
+
+    usual = kept("mlp")
+    assert usual
+    assert kept("mlp", "edit", "lstm") == usual
+    assert kept("edit", "mlp") == set()

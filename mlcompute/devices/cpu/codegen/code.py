@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from mlcompute import devices
 from mlcompute.devices.cpu.runtime.machine import vector_lanes as vector_lanes
 from mlcompute.ops.bfloat16 import is_bfloat16
 
@@ -70,15 +71,32 @@ def _sources() -> Iterator[str]:
 
 @functools.cache
 def generator() -> str | None:
-    """A digest of the code that writes kernels; None when its source cannot be read."""
+    """A digest of the code that writes kernels, nobody else's if it is stale; None when its source cannot be read."""
     digest = hashlib.sha256()
     try:
         for path in sorted(_sources()):
             with open(path, "rb") as file:
                 digest.update(file.read())
+        if _was_edited():
+            digest.update(os.urandom(16))
     except OSError:
         return None
     return digest.hexdigest()
+
+
+def is_stale() -> bool:
+    """Were files of the code that writes kernels edited after it was imported? Then it writes others than they say."""
+    if generator() is None:
+        return False  # the key of a kernel is all of its text
+    try:
+        return _was_edited()
+    except OSError:
+        return True
+
+
+def _was_edited() -> bool:
+    times = (max(status.st_mtime_ns, status.st_ctime_ns) for status in map(os.stat, _sources()))
+    return any(time > devices.IMPORTED for time in times)
 
 
 class Code:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mlcompute.devices import kernel_files
-from mlcompute.devices.cpu.codegen.code import Code, generator
+from mlcompute.devices.cpu.codegen.code import Code, generator, is_stale
 from mlcompute.devices.cpu.jit.linker import ExecutableMemory, LinkedCode, link
 from mlcompute.devices.cpu.runtime.machine import identity
 from mlcompute.devices.interrupts import held
@@ -105,9 +105,11 @@ def _compiled(kernels: Mapping[str, Code]) -> dict[str, bytes]:
 
         objects = emit(modules(), len(missing))
         kept = {name: _kept(objects[place], name) for name, place in places.items()}
+        stays_here = is_stale()
         for key in missing:
             known[key] = kept[names[key]]
-            kernel_files.write(_digest(key), known[key])
+            if not stays_here:
+                kernel_files.write(_digest(key), known[key])
     return known
 
 
