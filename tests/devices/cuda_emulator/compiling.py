@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import mmap
 import os
 import re
 import shutil
@@ -16,16 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from mlcompute.devices.cuda.codegen.prelude import COMMON
+from tests.devices.cuda_emulator.fenced import PAGE, Pages, forbid
 
 HEADER = (Path(__file__).parent / "emulator.h").read_text()
 COMPILER = shutil.which("g++")
 #: Kernels per shared library at most: several are compiled side by side.
 _TOGETHER = 24
+#: Bytes of a fiber's stack, as in emulator.h.
+_STACK = 64 << 10
 # Products and sums become fused multiply-adds, as NVRTC makes them: numbers must not depend on it where ops are merged.
+# Large frames touch every page of theirs, and so the one below a stack.
 # Without the last, shared memory of equally named functions would be one and the same in all libraries.
 _OPTIONS = (
     *("-std=c++17", "-O1", "-ffp-contract=fast", "-fexpensive-optimizations"),
-    *("-fPIC", "-shared", "-w", "-fno-strict-aliasing"),
+    *("-fPIC", "-shared", "-w", "-fno-strict-aliasing", "-fstack-clash-protection"),
     *("-fno-builtin-malloc", "-mf16c", "-march=native", "-fno-gnu-unique"),
 )
 _WAITS = re.compile(r"__syncthreads|barrier_of|__syncwarp|__shfl|__ballot|__any_sync|__all_sync")
@@ -51,7 +54,7 @@ class Kernel:
         return memory
 
     def __call__(self, parameters: int, grid: Sequence[int], block: Sequence[int]) -> None:
-        failed = self._entry(parameters, (ctypes.c_uint * 6)(*grid, *block), _stacks())
+        failed = self._entry(parameters, (ctypes.c_uint * 6)(*grid, *block), _stacks().address)
         if failed == 2:
             raise RuntimeError(f"a block of {tuple(block)} threads is too large")
         if failed:
@@ -120,10 +123,15 @@ def _type(parameter: str) -> str:
 
 
 @cache
-def _stacks() -> ctypes.Array[ctypes.c_char]:
-    """Memory for the stacks of all fibers; kernels run one at a time, and share it. Only what is used is resident."""
-    memory = mmap.mmap(-1, 1024 * (64 << 10), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return (ctypes.c_char * len(memory)).from_buffer(memory)
+def _stacks() -> Pages:
+    """Memory for the stacks of all fibers; kernels run one at a time, and share it.
+
+    Nobody may touch the lowest page of a stack: one that is too small ends the process, and does not spoil others.
+    """
+    stacks = Pages(1024 * _STACK)
+    for start in range(0, 1024 * _STACK, _STACK):
+        forbid(stacks.address + start, PAGE)
+    return stacks
 
 
 @cache

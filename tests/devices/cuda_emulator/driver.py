@@ -15,17 +15,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from mlcompute.devices.cuda.kernels.launch import Extents
 from mlcompute.devices.cuda.memory_account import MemoryAccount
 from mlcompute.errors import DeviceError
-from mlcompute.ops.op import Array
 from tests.devices.cuda_emulator.compiling import Kernel, compiled
+from tests.devices.cuda_emulator.fenced import Fenced
 
-#: Bytes around every allocation that nobody may write.
-_GUARD = 256
-_PATTERN = 0xA5
+#: Where memory of the device begins, and pinned memory, which kernels read 16 bytes at a time.
+_ALIGNMENT, _PINNED_ALIGNMENT = 256, 16
 #: Threads of a kernel share memory that belongs to the process: devices take turns.
 _one_at_a_time = threading.RLock()
 #: What is enqueued; False when it has to wait for another device.
@@ -39,7 +36,7 @@ _PATIENCE = 20.0
 
 
 class EmulatedDriver:
-    """A device that is the host. Stray writes beside an allocation are found when it is given back."""
+    """A device that is the host. Who strays from an allocation is found when it is given back, or dies at once."""
 
     device_name = "emulated"
     architecture = "sm_90"
@@ -50,8 +47,8 @@ class EmulatedDriver:
     def __init__(self, ordinal: int = 0) -> None:
         self.ordinal = ordinal
         self.account = MemoryAccount(self.free_memory)
-        self._memory: dict[int, tuple[Array, int]] = {}
-        self._pinned: dict[int, Array] = {}
+        self._memory: dict[int, Fenced] = {}
+        self._pinned: dict[int, Fenced] = {}
         self._kernels: list[Kernel] = []
         self._handles: dict[Kernel, int] = {}
         self._numbers = itertools.count(1)
@@ -75,7 +72,7 @@ class EmulatedDriver:
         return {"loops": "generated CUDA C++ on the host", "libraries": "NumPy"}
 
     def free_memory(self) -> int:
-        return self.total_memory - sum(nbytes for _, nbytes in list(self._memory.values()))
+        return self.total_memory - sum(memory.nbytes for memory in list(self._memory.values()))
 
     def allocate(self, nbytes: int) -> int:
         if nbytes > self.free_memory():
@@ -84,26 +81,23 @@ class EmulatedDriver:
                 asked=f"{nbytes} bytes",
                 free=f"{self.free_memory()} bytes",
             )
-        room = np.full(nbytes + 3 * _GUARD, _PATTERN, np.uint8)
-        address = -(-(room.ctypes.data + _GUARD) // _GUARD) * _GUARD
-        self._memory[address] = (room, nbytes)
-        self.account.allocated(address, nbytes)
-        return address
+        memory = Fenced(nbytes, _ALIGNMENT)
+        memory.spoil()
+        self._memory[memory.address] = memory
+        self.account.allocated(memory.address, nbytes)
+        return memory.address
 
     def free(self, address: int) -> None:
         self.account.freed(address)
-        room, nbytes = self._memory.pop(address)
-        start = address - room.ctypes.data
-        assert (room[:start] == _PATTERN).all(), "memory before an allocation was written"
-        assert (room[start + nbytes :] == _PATTERN).all(), "memory behind an allocation was written"
+        self._memory.pop(address).give_back()
 
     def allocate_pinned(self, nbytes: int) -> int:
-        memory = np.empty(nbytes, np.uint8)
-        self._pinned[memory.ctypes.data] = memory
-        return int(memory.ctypes.data)
+        memory = Fenced(nbytes, _PINNED_ALIGNMENT)
+        self._pinned[memory.address] = memory
+        return memory.address
 
     def free_pinned(self, address: int) -> None:
-        del self._pinned[address]
+        self._pinned.pop(address).give_back()
 
     # Work on streams ----------------------------------------------------------------------------------------------
 
@@ -167,7 +161,9 @@ class EmulatedDriver:
 
     def holds(self, address: int, nbytes: int) -> None:
         """Fails unless bytes are memory of this device."""
-        found = any(start <= address and address + nbytes <= start + size for start, (_, size) in self._memory.items())
+        found = any(
+            start <= address and address + nbytes <= start + memory.nbytes for start, memory in self._memory.items()
+        )
         assert found, f"device {self.ordinal} has no such memory"
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
