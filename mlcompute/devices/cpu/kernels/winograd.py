@@ -35,7 +35,6 @@ from mlcompute.devices.cpu.kernels.winograd_sizes import (
     cut_filters,
     filter_floats,
     thread_parts,
-    threads_bytes,
 )
 from mlcompute.devices.cpu.kernels.winograd_transforms import Matrix, apply, transposed
 from mlcompute.devices.cpu.runtime.entry import Entry
@@ -300,8 +299,8 @@ def _images_entry(
     code = Code("winograd")
     args = KernelArguments(code)
     parts, part = cut_channels(sizes)
-    buffer = operands.workspace(step, 4 * sizes.groups * filter_floats(sizes), threads_bytes(part))
-    memory = ThreadWorkspace(args, buffer, thread_parts(part))
+    filters_bytes = 4 * sizes.groups * filter_floats(sizes)
+    memory = ThreadWorkspace.of(args, operands, step, thread_parts(part), filters_bytes)
     tiles = _Tiles(args, part, memory)
     x, y = tiles.image(image), tiles.image(result)
     packed, multiply = args.pointer(filters), args.pointer(packed_gemm(part.channels))
@@ -344,7 +343,7 @@ def _images_entry(
         kernel=f"winograd {sizes.down.outputs}x{sizes.across.outputs}",
         cost=sizes.cost,
         in_pieces=True,
-        scratch=[memory.buffer],
+        scratch=memory.scratch,
     )
 
 
@@ -392,8 +391,7 @@ def _sums_entry(
     every point, (point, depth, channel)."""
     code = Code("winograd_gradient")
     args = KernelArguments(code)
-    buffer = operands.workspace(step, cut.sums_bytes, threads_bytes(cut.part))
-    memory = ThreadWorkspace(args, buffer, thread_parts(cut.part))
+    memory = ThreadWorkspace.of(args, operands, step, thread_parts(cut.part), cut.sums_bytes)
     tiles = _Tiles(args, cut.part, memory)
     x, dy = (tiles.image(image) for image in images)
     target, multiply = args.pointer(sums), args.pointer(packed_gemm(cut.part.channels))
@@ -437,7 +435,7 @@ def _sums_entry(
         kernel=f"winograd {outputs}, sums of {cut.slices} slices" + f" in {cut.parts} parts" * (cut.parts > 1),
         cost=sizes.cost,
         in_pieces=True,
-        scratch=[memory.buffer],
+        scratch=memory.scratch,
     )
 
 

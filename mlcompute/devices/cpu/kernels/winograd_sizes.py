@@ -6,12 +6,12 @@ import math
 import os
 from typing import NamedTuple
 
-from mlcompute.devices.cpu.codegen.addressing import aligned, thread_floats
+from mlcompute.devices.cpu.codegen.addressing import aligned, thread_floats, threads_bytes
 from mlcompute.devices.cpu.codegen.code import vector_lanes
 from mlcompute.devices.cpu.gemm.packed_gemm import FLOPS_PER_NS, panel_width
 from mlcompute.devices.cpu.kernels.convolution_windows import taps_inside
 from mlcompute.devices.cpu.kernels.winograd_transforms import Form, forms
-from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
+from mlcompute.devices.cpu.runtime.threads import machine_slices
 from mlcompute.ops.images import convolution_shapes
 from mlcompute.ops.op import Shape, Step
 
@@ -196,11 +196,6 @@ def thread_parts(sizes: Sizes) -> dict[str, int]:
     }
 
 
-def threads_bytes(sizes: Sizes) -> int:
-    """Bytes of all threads' own memory."""
-    return 4 * thread_floats(thread_parts(sizes)) * planned_threads()
-
-
 def filter_floats(sizes: Sizes) -> int:
     """Floats for the points of the filters of a group."""
     return aligned(sizes.points * sizes.depth * sizes.channels)
@@ -210,9 +205,9 @@ def winograd_workspace(step: Step, sizes: Sizes) -> int:
     """Bytes for the points of filters, or of their gradient once per slice, and for every thread's own memory."""
     if step.op.name == "convolution_weight_gradient":
         cut = cut_filters(sizes)
-        return threads_bytes(cut.part) + cut.sums_bytes
+        return threads_bytes(thread_parts(cut.part)) + cut.sums_bytes
     _, part = cut_channels(sizes)
-    return threads_bytes(part) + 4 * sizes.groups * filter_floats(sizes)
+    return threads_bytes(thread_parts(part)) + 4 * sizes.groups * filter_floats(sizes)
 
 
 class Cut(NamedTuple):
