@@ -35,6 +35,29 @@ _CACHED_FILTERS, _READING = 2_400_000, 3.0
 _PART = 1_300_000
 #: Filters (inputs times outputs) whose points take more memory than they save time.
 _MOST_FILTERS = 256 * 256
+#: Of stride two: floats of the points of filters, at most, what one of them or of the filters costs in nanoseconds, and
+#: how much longer tiles take than estimated.
+_MOST_POINTS, _PER_FILTER, _LONGER = 36 * 256 * 256, 1.2, 1.15
+
+
+class Phases(NamedTuple):
+    """A convolution of stride two as one of stride one: of the pixels in even and odd rows and columns, which are four
+    images, or the channels of one. Each has every other tap of a filter, down and across.
+
+        x (2 i + a - top, 2 j + b - left, c)   is   (i, j, (a, b, c))
+        w (o, c, 2 p + a, 2 q + b)             is   (o, (a, b, c), p, q)
+
+    extent      taps of the filter in one direction; an odd number leaves the last of some phases 0
+    channels    of x
+    top, left   rows and columns of zeros before x
+    of_result   is it the result that has phases (in the gradient of the input), and not the source?
+    """
+
+    extent: int
+    channels: int
+    top: int
+    left: int
+    of_result: bool
 
 
 class Sizes(NamedTuple):
@@ -48,6 +71,7 @@ class Sizes(NamedTuple):
     dilations      from one pixel of a tile to the next
     groups         products per point
     merged         groups of filters in one product
+    phases         of a convolution of stride two: depth or channels are theirs
     """
 
     down: Form
@@ -63,6 +87,7 @@ class Sizes(NamedTuple):
     dilations: tuple[int, int] = (1, 1)
     groups: int = 1
     merged: int = 1
+    phases: Phases | None = None
 
     @property
     def points(self) -> int:
@@ -123,7 +148,8 @@ class Sizes(NamedTuple):
     def code_key(self) -> str:
         """Everything a kernel's code depends on; extents are arguments."""
         choices = f"{panel_width(self.channels)} {self.filled} {self.merged > 1} {vector_lanes()}"
-        return f"{self.down} {self.across} {choices}"
+        phases = self.phases and (self.phases.extent, self.phases.of_result)
+        return f"{self.down} {self.across} {choices} {phases}"
 
     @property
     def cost(self) -> float:
@@ -135,7 +161,9 @@ class Sizes(NamedTuple):
 def winograd_sizes(step: Step) -> Sizes | None:
     """The sizes of a step that this form suits, None for all others. Depth and channels are those of the product."""
     a, (x, w, y) = step.attributes, convolution_shapes(step)
-    if len(w) != 4 or not forms(*w[2:]) or not is_allowed():
+    if len(w) == 4 and a["strides"] == (2, 2) and is_allowed():
+        return _in_phases(step)
+    if len(w) != 4 or not forms(*w[2:]) or w[2] == 2 or not is_allowed():
         return None
     if set(a["strides"]) != {1} or (merged := _merged_groups(w, a["groups"])) is None:
         return None
@@ -167,6 +195,32 @@ def winograd_sizes(step: Step) -> Sizes | None:
         gain = _GAIN if has_few else _GAIN_DILATED if filled else _GAIN_UNFILLED
         fitting = [sizes for sizes in fitting if sizes.cost < gain * plain]
     return min(fitting, key=lambda sizes: sizes.cost, default=None)
+
+
+def _in_phases(step: Step) -> Sizes | None:
+    """A convolution of stride two, if it suits."""
+    a, (x, w, y) = step.attributes, convolution_shapes(step)
+    extent, lanes, (top, _, left, _) = w[2], vector_lanes(), a["padding"]
+    taps = -(-extent // 2)
+    if extent != w[3] or a["groups"] > 1 or set(a["dilations"]) != {1} or w[0] % lanes or w[1] % lanes:
+        return None
+    of_result = step.op.name == "convolution_input_gradient"
+    phases = Phases(extent, w[1], top, left, of_result)
+    if of_result:
+        grid = -(-(x[2] + top) // 2), -(-(x[3] + left) // 2)
+        fitting = [Sizes(*both, x[0], y[2:], w[0], grid, 4 * w[1], taps - 1, taps - 1) for both in forms(taps, taps)]
+    else:
+        fitting = [Sizes(*both, x[0], x[2:], 4 * w[1], y[2:], w[0], 0, 0) for both in forms(taps, taps)]
+    fitting = [sizes._replace(phases=phases) for sizes in fitting]
+    fitting = [sizes for sizes in fitting if sizes.tiles >= _LEAST_TILES and filter_floats(sizes) <= _MOST_POINTS]
+    best = min(fitting, key=_cost_in_phases, default=None)
+    plain = 2.0 * y[0] * w[0] * w[1] * taps_inside(step) / FLOPS_PER_NS + _PER_FILTER * math.prod(w)
+    return best if best is not None and _cost_in_phases(best) < plain else None
+
+
+def _cost_in_phases(sizes: Sizes) -> float:
+    """Nanoseconds of a convolution of stride two, about: filters may be many beside the pixels."""
+    return _LONGER * sizes.cost + _PER_FILTER * filter_floats(sizes)
 
 
 def _merged_groups(w: Shape, groups: int) -> int | None:
@@ -243,7 +297,7 @@ def cut_filters(sizes: Sizes) -> Cut:
     whole = 4 * sizes.groups * filter_floats(sizes)
     slices = max(1, min(machine_slices(), sizes.samples, max(1, _SUMS // whole)))
     lanes, panel = vector_lanes(), panel_width(sizes.channels) * vector_lanes()
-    all_depth_parts = _divisors(sizes.depth // lanes)
+    all_depth_parts = [parts for parts in _divisors(sizes.depth // lanes) if _keeps_phases(sizes, sizes.depth // parts)]
     all_channel_parts = _divisors(-(-sizes.channels // panel)) if sizes.channels % panel == 0 else [1]
     found = []
     for depth_parts in all_depth_parts:
@@ -257,6 +311,12 @@ def cut_filters(sizes: Sizes) -> Cut:
             )
     _, depth_parts, channel_parts, part = min(found, key=lambda choice: choice[:3])
     return Cut(slices, depth_parts, channel_parts, part)
+
+
+def _keeps_phases(sizes: Sizes, depth: int) -> bool:
+    """Are parts of so many channels made of full phases, or phases of full parts?"""
+    channels = sizes.phases.channels if sizes.phases is not None else depth
+    return depth % channels == 0 or channels % depth == 0
 
 
 def _divisors(number: int) -> list[int]:
