@@ -74,9 +74,9 @@ class StridedArray(NamedTuple):
 class ThreadWorkspace:
     """Memory of every thread's own, in named parts of floats; its contents are undefined between kernels.
 
-    What is small lies on the threads' stacks: one kernel after the other then finds it in the core's own cache. In the
-    arena lines have been written and read by other cores in between, and are fetched from there (16 cores: attention's
-    gradient took a third longer).
+    What is small lies on the threads' stacks: no arena grows with the number of threads for it, and one kernel after
+    the other finds it in the core's own cache. (With 16 cores attention's gradient is a third faster than with memory
+    that other cores have used in between. The whole step is not: what lies there instead is written more slowly.)
 
     Larger memory is part of the step's planned workspace, see `threads_bytes`. It holds `planned_threads()` threads:
     `max_threads`, for `code.share`, leaves threads beyond these without work.
