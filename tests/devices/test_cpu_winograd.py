@@ -74,7 +74,11 @@ def arrays_of(case: tuple[Any, ...]) -> dict[str, tuple[list[Array], dict[str, A
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", ["convolution", "convolution_input_gradient", "convolution_weight_gradient"])
 def test_winograd_means_what_the_op_means(name: str, case: tuple[Any, ...]) -> None:
-    arrays, attributes = arrays_of(case)[name]
+    compare(name, *arrays_of(case)[name])
+
+
+def compare(name: str, arrays: list[Array], attributes: dict[str, Any]) -> None:
+    """With the op's meaning in float64."""
     bench = Bench(convolution.KERNELS, name, arrays, attributes, workspaces=convolution.WORKSPACES)
     assert bench.entries is not None
     assert any(entry.kernel.startswith("winograd") for entry in bench.entries)
@@ -136,6 +140,47 @@ def test_stride_two(name: str, case: tuple[Any, ...], machine: int, monkeypatch:
     monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes._LEAST_TILES", 1)
     monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes.machine_slices", lambda: machine)
     test_winograd_means_what_the_op_means(name, (*case, (1, 1), 1, 2))
+
+
+# samples, C, O, depth, height, width, kernel, padding (front, back, top, bottom, left, right), dilation along the depth
+VOLUMES = [
+    (2, 1, 2, 5, 12, 12, (3, 3, 3), (1, 1, 1, 1, 1, 1), 1),
+    (1, 2, 1, 4, 13, 10, (2, 3, 3), (2, 1, 0, 2, 1, 0), 1),  # planes that no tap of the filter lies in
+    (3, 3, 2, 6, 9, 17, (3, 5, 5), (0, 0, 2, 2, 4, 0), 2),
+    (2, 2, 4, 3, 14, 14, (1, 3, 3), (0, 0, 1, 1, 1, 1), 1),
+    (1, 6, 8, 4, 8, 8, (3, 3, 3), (1, 1, 1, 1, 1, 1), 1),
+    (2, 8, 8, 3, 1, 40, (3, 1, 3), (1, 1, 0, 0, 1, 1), 1),
+]
+
+
+@pytest.mark.parametrize("case", VOLUMES)
+@pytest.mark.parametrize("name", ["convolution", "convolution_input_gradient", "convolution_weight_gradient"])
+@pytest.mark.parametrize("machine", [2, 16])
+def test_volumes(name: str, case: tuple[Any, ...], machine: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planes under the taps along the depth as channels of an image; many threads share parts of a plane."""
+    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes._LONGER", 0.0)
+    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes._PER_FILTER", 1e-9)
+    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes._LEAST_TILES", 1)
+    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes.machine_slices", lambda: machine)
+    samples, c, o, *extents, kernel, padding, dilation = case
+    c, o, rng = c * vector_lanes(), o * vector_lanes(), np.random.default_rng(0)
+    x = rng.standard_normal((samples, *extents, c)).astype("f")
+    w = (rng.standard_normal((o, c, *kernel)) / kernel[2]).astype("f")
+    reach = [dilation * (kernel[0] - 1), kernel[1] - 1, kernel[2] - 1]
+    results = [
+        extent + before + after - taps
+        for extent, before, after, taps in zip(extents, padding[::2], padding[1::2], reach, strict=True)
+    ]
+    dy = rng.standard_normal((samples, *results, o)).astype("f")
+    attributes: dict[str, Any] = {
+        "strides": (1, 1, 1), "dilations": (dilation, 1, 1), "padding": padding, "groups": 1, "channels_last": True,
+    }  # fmt: skip
+    arrays = [x, w]
+    if name == "convolution_input_gradient":
+        arrays, attributes["shape"] = [dy, w], (samples, c, *extents)
+    elif name == "convolution_weight_gradient":
+        arrays, attributes["shape"] = [x, dy], w.shape
+    compare(name, arrays, attributes)
 
 
 def test_stride_two_pays_for_filters_of_four_taps_and_large_images() -> None:

@@ -8,7 +8,7 @@ multiplications.
 A bar is a barrier; a point is one of the values of a transformed tile. Images lie channels-last, a register holds
 neighbouring channels of one pixel, and a block of tiles stays in the thread's cache from the first step to the last.
 The gradient of the input is the convolution of dy with the filters rotated and their channels exchanged.
-With stride two, even and odd rows and columns are images of their own (`winograd_phases`).
+With stride two, even and odd rows and columns are images of their own; volumes are planes (`winograd_phases`).
 Dilated, the pixels of a tile lie as far apart as the taps: all else is the same. Groups of filters have products of
 their own; as many as fill a register have one together, with zeros in place of the filters that do not exist.
 Matrices are multiplied by `packed_gemm`: how samples are shared changes nothing.
@@ -34,7 +34,7 @@ from mlcompute.devices.cpu.kernels.winograd_filters import (
     storing,
     transform_tile,
 )
-from mlcompute.devices.cpu.kernels.winograd_phases import STRIDE, PhasedImage
+from mlcompute.devices.cpu.kernels.winograd_phases import PhasedImage, PlanesOfVolume
 from mlcompute.devices.cpu.kernels.winograd_sizes import (
     Cut,
     Sizes,
@@ -75,19 +75,22 @@ class _Tiles:
         self.sections, self.height_tiles = args.numbers([sizes.sections, sizes.height_tiles])
         self.grids_across, self.step_down, self.step_across = args.numbers([sizes.grids[1], *sizes.dilations])
         self.depth, self.channels = args.numbers([sizes.depth, sizes.channels])
-        self.source_phases: PhasedImage | None = None
-        self.result_phases: PhasedImage | None = None
+        #: Where the channels of x lie, or those of y, unless side by side.
+        self.source: PhasedImage | PlanesOfVolume | None = None
+        self.result: PhasedImage | None = None
         if sizes.phases is not None and sizes.phases.of_result:
-            self.result_phases = PhasedImage(args, sizes)
+            self.result = PhasedImage(args, sizes)
         elif sizes.phases is not None:
-            self.source_phases = PhasedImage(args, sizes)
+            self.source = PhasedImage(args, sizes)
+        elif sizes.planes is not None:
+            self.source = PlanesOfVolume(args, sizes)
         self.x_points, self.y_points = args.numbers(
             [sizes.point_floats(sizes.depth), sizes.point_floats(sizes.channels)]
         )
 
     def image(self, operand: Operand) -> DenseArray:
-        """An image (samples, rows, columns, channels)."""
-        extents = tuple(self.args.numbers(operand.shape[1:]))
+        """An image (samples, rows, columns, channels); of volumes all planes."""
+        extents = tuple(self.args.numbers(operand.shape[-3:]))
         return DenseArray(self.code, self.args.pointer(operand), extents, MEMORY_TYPES[operand.dtype])
 
     def place(self, row: str) -> tuple[str, str, str]:
@@ -110,27 +113,28 @@ class _Tiles:
         extents: Shape,
         top: str | int,
         left: str | int,
-        phased: PhasedImage | None = None,
+        source: PhasedImage | PlanesOfVolume | None = None,
     ) -> DenseArray:
         """Copy the pixels under a row of tiles to the thread's memory; zeros where there are none.
 
         row        which row of tiles, counted through all samples
         part       which channels: the first, and how many
         extents    height and width of a tile
-        top, left  rows and columns of zeros before the image, unless that is `phased`
+        top, left  rows and columns of zeros before the image
+        source     where its channels lie, unless side by side; it knows about the zeros
         """
         code, (channel, channels) = self.code, part
         columns = code.add(code.mul(self.row_tiles, self.across.outputs), extents[1] - self.across.outputs)
         sample, first, first_column = self.place(row)
         target = DenseArray(code, self.memory["pixels"], (columns, channels))
-        if phased is None:
+        if source is None:
             corner = sample, code.sub(first, top), code.sub(first_column, left)
             self._copy(image, corner, (self.step_down, self.step_across), part, target, extents[0])
             return target
-        with code.loop(0, channels, phased.run) as run:
-            y, x, from_channel = phased.place(first, first_column, code.add(channel, run))
+        with code.loop(0, channels, source.run) as run:
+            plane, y, x, from_channel = source.place(sample, first, first_column, code.add(channel, run))
             into = target._replace(pointer=code.at(target.pointer, run, "float"))
-            self._copy(image, (sample, y, x), (STRIDE, STRIDE), (from_channel, phased.run), into, extents[0])
+            self._copy(image, (plane, y, x), source.steps, (from_channel, source.run), into, extents[0])
         return target
 
     def _copy(
@@ -190,7 +194,7 @@ class _Tiles:
         code, extents = self.code, (self.down.inputs, self.across.inputs)
         with code.loop(0, count) as row:
             part = channel, self.depth
-            pixels = self.copy_pixels(image, code.add(start, row), part, extents, top, left, self.source_phases)
+            pixels = self.copy_pixels(image, code.add(start, row), part, extents, top, left, self.source)
             with code.loop(0, self.row_tiles) as tile, code.loop(0, self.depth, vector_lanes()) as channel:
                 number_ = code.add(code.mul(row, self.row_tiles), tile)
                 offset = code.add(code.mul(number_, self.depth), channel)
@@ -227,6 +231,7 @@ def _images_entry(
     matrix, groups, per_group = args.numbers([sizes.depth * sizes.channels, sizes.groups, filter_floats(sizes)])
     # By samples, as other kernels share them, or where those are few by rows of tiles, for one part after the other.
     by_sample = parts == 1 and enough_rows(sizes.samples, operands.threads) and memory.count >= operands.threads
+    by_sample = by_sample and sizes.planes is None
     units = args.number(sizes.samples if by_sample else parts * sizes.samples * part.tile_rows)
     per_unit = args.number(part.tile_rows if by_sample else 1)
     begin, end = (code.mul(bound, per_unit) for bound in code.share(units, 1, memory.max_threads, True))
@@ -283,8 +288,8 @@ def _inverse_transform(tiles: _Tiles, y: DenseArray, start: str, rows: str, firs
                 i = code.add(top, code.mul(down_, tiles.step_down))
                 j = code.add(left, code.mul(across_, tiles.step_across))
                 to = at
-                if tiles.result_phases is not None:
-                    i, j, to = tiles.result_phases.place(i, j, at)
+                if tiles.result is not None:
+                    _, i, j, to = tiles.result.place(sample, i, j, at)
                 # Unsigned comparisons: what lies before the first row or column is a very large number.
                 inside = [code.let(f"icmp ult i64 {i}, {height}"), code.let(f"icmp ult i64 {j}, {width}")]
                 with code.when(code.let(f"and i1 {inside[0]}, {inside[1]}")):

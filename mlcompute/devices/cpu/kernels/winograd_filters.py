@@ -21,7 +21,7 @@ from mlcompute.ops.op import Shape, Step
 
 
 class _Filters:
-    """Filters (O, C, r, s) as rows of products: (group, depth; channel, tap).
+    """Filters (O, C, r, s) as rows of products: (group, depth; channel, tap); of volumes (plane, depth; channel, tap).
 
     by_channel   elements from one channel to the next
     channels     of a group of filters
@@ -35,11 +35,16 @@ class _Filters:
         self._by_depth, self.by_channel = args.numbers(steps[::-1] if backwards else steps)
         self._depth, self.channels = args.numbers([outputs, inputs] if backwards else [inputs, outputs])
         self._merged, self._by_group = args.numbers([sizes.merged, outputs * inputs * self._taps])
+        self._plane_taps = math.prod(shape[3:]) if sizes.planes is not None else 0
+        self._last_plane = args.number(shape[2] - 1) if self._plane_taps and backwards else None
 
     def row(self, group: str, k: str) -> tuple[str, str]:
         """Of row k of a product: the first element, and the first of the channels that are in a group with it."""
         code = self._code
         own = code.div(k, self._depth)
+        if self._plane_taps:  # rows of a plane of taps follow each other
+            plane = own if self._last_plane is None else code.sub(self._last_plane, own)
+            return code.add(code.mul(code.rem(k, self._depth), self._by_depth), code.mul(plane, self._plane_taps)), "0"
         first = code.mul(code.add(code.mul(group, self._merged), own), self._by_group)
         return code.add(first, code.mul(code.rem(k, self._depth), self._by_depth)), code.mul(own, self.channels)
 
@@ -170,8 +175,9 @@ def points_entry(step: Step, sizes: Sizes, cut: Cut, sums: Operand, result: Oper
     taps = down.taps * across.taps
     filters = _Filters(args, sizes, result.shape)
     source, target = args.pointer(sums), args.pointer(result)
+    planes = 1 if sizes.planes is None else sizes.planes.taps
     outputs, inputs, group_depth = args.numbers(
-        [result.shape[0], sizes.groups * sizes.merged * result.shape[1], sizes.depth]
+        [result.shape[0], planes * sizes.groups * sizes.merged * result.shape[1], sizes.depth]
     )
 
     def write() -> None:

@@ -1,6 +1,7 @@
-"""Convolutions of stride two by Winograd's algorithm: see `winograd_sizes.Phases` for what they are at stride one.
+"""Convolutions of stride two, and of volumes, by Winograd's algorithm: as ones of images at stride one.
 
-Tiles are copied from the phases of an image, and written to them; filters are brought to points phase by phase.
+See `winograd_sizes.Phases` and `Planes` for which these are: they have more channels. Tiles are copied from the phases
+of an image or the planes of a volume, and written to phases; filters of phases are brought to points phase by phase.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ PHASES = STRIDE**2
 class PhasedImage:
     """An image whose even and odd rows and columns are channels (a, b, c) of an image of half the extents."""
 
+    steps = (STRIDE, STRIDE)
+
     def __init__(self, args: KernelArguments, sizes: Sizes) -> None:
         assert sizes.phases is not None
         self._code, depth = args.code, sizes.channels if sizes.phases.of_result else sizes.depth
@@ -31,13 +34,35 @@ class PhasedImage:
             [sizes.phases.top, sizes.phases.left, sizes.phases.channels, min(sizes.phases.channels, depth)]
         )
 
-    def place(self, i: str, j: str, channel: str) -> tuple[str, str, str]:
-        """Row, column and channel of the image, of a pixel of the phases and one of their channels."""
+    def place(self, sample: str, i: str, j: str, channel: str) -> tuple[str, str, str, str]:
+        """Sample, row, column and channel of the image, of a pixel of the phases and one of their channels."""
         code = self._code
         phase = code.div(channel, self._channels)
         row = code.sub(code.add(code.mul(i, STRIDE), code.div(phase, STRIDE)), self._top)
         column = code.sub(code.add(code.mul(j, STRIDE), code.rem(phase, STRIDE)), self._left)
-        return row, column, code.rem(channel, self._channels)
+        return sample, row, column, code.rem(channel, self._channels)
+
+
+class PlanesOfVolume:
+    """Planes of volumes as images, one for every plane of the result, with channels (tap along the depth, c)."""
+
+    steps = (1, 1)
+
+    def __init__(self, args: KernelArguments, sizes: Sizes) -> None:
+        assert sizes.planes is not None
+        planes, self._code = sizes.planes, args.code
+        self._step, self._channels, self._front, self._source, self._result = args.numbers(planes[1:])
+        self.run, self._top, self._left = args.numbers([min(planes.channels, sizes.depth), sizes.top, sizes.left])
+
+    def place(self, sample: str, i: str, j: str, channel: str) -> tuple[str, str, str, str]:
+        """Plane of all samples, row, column and channel; a row far before the first one where there is no plane."""
+        code = self._code
+        tap, first = code.div(channel, self._channels), code.mul(code.div(sample, self._result), self._source)
+        plane = code.sub(code.add(code.rem(sample, self._result), code.mul(tap, self._step)), self._front)
+        # An unsigned comparison: a plane before the first is a very large number.
+        exists = code.let(f"icmp ult i64 {plane}, {self._source}")
+        row = code.let(f"select i1 {exists}, i64 {code.sub(i, self._top)}, i64 {-1 << 40}")
+        return code.add(first, plane), row, code.sub(j, self._left), code.rem(channel, self._channels)
 
 
 class PhasedFilters:

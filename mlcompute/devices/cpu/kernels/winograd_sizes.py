@@ -35,8 +35,8 @@ _CACHED_FILTERS, _READING = 2_400_000, 3.0
 _PART = 1_300_000
 #: Filters (inputs times outputs) whose points take more memory than they save time.
 _MOST_FILTERS = 256 * 256
-#: Of stride two: floats of the points of filters, at most, what one of them or of the filters costs in nanoseconds, and
-#: how much longer tiles take than estimated.
+#: Of stride two, and of volumes: floats of the points of filters, at most, what one of them or of the filters costs in
+#: nanoseconds, and how much longer tiles take than estimated.
 _MOST_POINTS, _PER_FILTER, _LONGER = 36 * 256 * 256, 1.2, 1.15
 
 
@@ -60,6 +60,24 @@ class Phases(NamedTuple):
     of_result: bool
 
 
+class Planes(NamedTuple):
+    """A convolution of volumes as one of images: of every plane of the result, whose channels are those of the planes
+    under the taps along the depth, one plane after the other.
+
+    taps       along the depth, and `step` from one to the next
+    channels   of a volume, of the source
+    front      planes of zeros before the source
+    source, result   planes of a sample
+    """
+
+    taps: int
+    step: int
+    channels: int
+    front: int
+    source: int
+    result: int
+
+
 class Sizes(NamedTuple):
     """A convolution as tiles: image in (samples, height, width, depth), image out (..., rows, columns, channels).
 
@@ -72,6 +90,7 @@ class Sizes(NamedTuple):
     groups         products per point
     merged         groups of filters in one product
     phases         of a convolution of stride two: depth or channels are theirs
+    planes         of a convolution of volumes: samples and depth are theirs
     """
 
     down: Form
@@ -88,6 +107,7 @@ class Sizes(NamedTuple):
     groups: int = 1
     merged: int = 1
     phases: Phases | None = None
+    planes: Planes | None = None
 
     @property
     def points(self) -> int:
@@ -149,7 +169,7 @@ class Sizes(NamedTuple):
         """Everything a kernel's code depends on; extents are arguments."""
         choices = f"{panel_width(self.channels)} {self.filled} {self.merged > 1} {vector_lanes()}"
         phases = self.phases and (self.phases.extent, self.phases.of_result)
-        return f"{self.down} {self.across} {choices} {phases}"
+        return f"{self.down} {self.across} {choices} {phases} {self.planes is not None}"
 
     @property
     def cost(self) -> float:
@@ -161,9 +181,13 @@ class Sizes(NamedTuple):
 def winograd_sizes(step: Step) -> Sizes | None:
     """The sizes of a step that this form suits, None for all others. Depth and channels are those of the product."""
     a, (x, w, y) = step.attributes, convolution_shapes(step)
-    if len(w) == 4 and a["strides"] == (2, 2) and is_allowed():
+    if not is_allowed():
+        return None
+    if len(w) == 5:
+        return _of_planes(step)
+    if len(w) == 4 and a["strides"] == (2, 2):
         return _in_phases(step)
-    if len(w) != 4 or not forms(*w[2:]) or w[2] == 2 or not is_allowed():
+    if len(w) != 4 or not forms(*w[2:]) or w[2] == 2:
         return None
     if set(a["strides"]) != {1} or (merged := _merged_groups(w, a["groups"])) is None:
         return None
@@ -211,15 +235,41 @@ def _in_phases(step: Step) -> Sizes | None:
         fitting = [Sizes(*both, x[0], y[2:], w[0], grid, 4 * w[1], taps - 1, taps - 1) for both in forms(taps, taps)]
     else:
         fitting = [Sizes(*both, x[0], x[2:], 4 * w[1], y[2:], w[0], 0, 0) for both in forms(taps, taps)]
-    fitting = [sizes._replace(phases=phases) for sizes in fitting]
+    return _best(step, [sizes._replace(phases=phases) for sizes in fitting])
+
+
+def _of_planes(step: Step) -> Sizes | None:
+    """A convolution of volumes, if it suits."""
+    a, (x, w, y) = step.attributes, convolution_shapes(step)
+    lanes, (front, _, top, bottom, left, right), (deep, down, across) = vector_lanes(), a["padding"], a["dilations"]
+    taps, reach = w[2], (deep * (w[2] - 1), down * (w[3] - 1), across * (w[4] - 1))
+    both = [] if w[3] == 2 else forms(*w[3:])
+    if set(a["strides"]) != {1} or a["groups"] > 1 or down * across > 1 or w[0] % lanes or w[1] % lanes:
+        return None
+    if max(top, bottom) > reach[1] or max(left, right) > reach[2]:
+        return None
+    if step.op.name == "convolution_input_gradient":
+        planes = Planes(taps, deep, w[0], reach[0] - front, y[2], x[2])
+        source, result, channels, top, left = y[3:], x[3:], w[1], reach[1] - top, reach[2] - left
+    else:
+        planes = Planes(taps, deep, w[1], front, x[2], y[2])
+        source, result, channels = x[3:], y[3:], w[0]
+    samples, depth = x[0] * planes.result, taps * planes.channels
+    fitting = [Sizes(*each, samples, source, depth, result, channels, top, left, planes=planes) for each in both]
+    return _best(step, fitting)
+
+
+def _best(step: Step, fitting: list[Sizes]) -> Sizes | None:
+    """The one of least cost, filters included; None if a plain sum costs less."""
+    _, w, y = convolution_shapes(step)
     fitting = [sizes for sizes in fitting if sizes.tiles >= _LEAST_TILES and filter_floats(sizes) <= _MOST_POINTS]
-    best = min(fitting, key=_cost_in_phases, default=None)
+    best = min(fitting, key=_cost_with_filters, default=None)
     plain = 2.0 * y[0] * w[0] * w[1] * taps_inside(step) / FLOPS_PER_NS + _PER_FILTER * math.prod(w)
-    return best if best is not None and _cost_in_phases(best) < plain else None
+    return best if best is not None and _cost_with_filters(best) < plain else None
 
 
-def _cost_in_phases(sizes: Sizes) -> float:
-    """Nanoseconds of a convolution of stride two, about: filters may be many beside the pixels."""
+def _cost_with_filters(sizes: Sizes) -> float:
+    """Nanoseconds, about, where filters may be many beside the pixels."""
     return _LONGER * sizes.cost + _PER_FILTER * filter_floats(sizes)
 
 
@@ -297,7 +347,7 @@ def cut_filters(sizes: Sizes) -> Cut:
     whole = 4 * sizes.groups * filter_floats(sizes)
     slices = max(1, min(machine_slices(), sizes.samples, max(1, _SUMS // whole)))
     lanes, panel = vector_lanes(), panel_width(sizes.channels) * vector_lanes()
-    all_depth_parts = [parts for parts in _divisors(sizes.depth // lanes) if _keeps_phases(sizes, sizes.depth // parts)]
+    all_depth_parts = [parts for parts in _divisors(sizes.depth // lanes) if _keeps_images(sizes, sizes.depth // parts)]
     all_channel_parts = _divisors(-(-sizes.channels // panel)) if sizes.channels % panel == 0 else [1]
     found = []
     for depth_parts in all_depth_parts:
@@ -313,9 +363,10 @@ def cut_filters(sizes: Sizes) -> Cut:
     return Cut(slices, depth_parts, channel_parts, part)
 
 
-def _keeps_phases(sizes: Sizes, depth: int) -> bool:
-    """Are parts of so many channels made of full phases, or phases of full parts?"""
-    channels = sizes.phases.channels if sizes.phases is not None else depth
+def _keeps_images(sizes: Sizes, depth: int) -> bool:
+    """Are parts of so many channels made of full phases or planes, or these of full parts?"""
+    images = sizes.phases or sizes.planes
+    channels = depth if images is None else images.channels
     return depth % channels == 0 or channels % depth == 0
 
 
