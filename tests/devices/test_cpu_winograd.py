@@ -35,7 +35,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    "form", [across for taps in ((2, 2), (3, 3), (5, 5), (1, 3), (1, 5), (1, 1)) for _, across in forms(*taps)]
+    "form", [across for taps in ((2, 2), (3, 3), (4, 4), (5, 5), (1, 3), (1, 5), (1, 1)) for _, across in forms(*taps)]
 )
 def test_forms_are_convolutions(form: Form) -> None:
     """In exact enough arithmetic, one dimension: y = Aᵀ ((G w) * (Bᵀ x)), and its gradient of w."""
@@ -130,16 +130,32 @@ STRIDED = [
 ]
 
 
-@pytest.mark.parametrize("case", STRIDED)
+#: As the first ones; there are no forms for so many taps.
+LARGE = [
+    (4, 1, 2, 20, 23, 7, (3, 3, 3, 3)),
+    (5, 2, 1, 15, 17, 7, (0, 6, 2, 1)),
+    (2, 3, 2, 40, 31, 9, (4, 4, 4, 4)),  # three times three taps
+    (3, 1, 1, 30, 34, 11, (5, 5, 5, 5)),
+    (3, 2, 3, 12, 19, 4, (1, 2, 0, 3)),
+    (3, 2, 3, 12, 19, 2, (0, 1, 1, 0)),
+    (2, 6, 8, 24, 24, 6, (2, 3, 2, 3)),
+]
+
+
+@pytest.fixture(params=[2, 16], ids=["2 cores", "16 cores"])
+def always(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Winograd's algorithm wherever it can be; threads of a machine with many cores share parts of images."""
+    for name, value in (("_LONGER", 0.0), ("_PER_FILTER", 1e-9), ("_LEAST_TILES", 1)):
+        monkeypatch.setattr(f"mlcompute.devices.cpu.kernels.winograd_sizes.{name}", value)
+    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes.machine_slices", lambda: request.param)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize(("case", "stride"), [*((case, 2) for case in STRIDED), *((case, 1) for case in LARGE)])
 @pytest.mark.parametrize("name", ["convolution", "convolution_input_gradient", "convolution_weight_gradient"])
-@pytest.mark.parametrize("machine", [2, 16])
-def test_stride_two(name: str, case: tuple[Any, ...], machine: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even and odd rows and columns as images of their own; many threads share parts of a phase."""
-    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes._LONGER", 0.0)
-    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes._PER_FILTER", 1e-9)
-    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes._LEAST_TILES", 1)
-    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes.machine_slices", lambda: machine)
-    test_winograd_means_what_the_op_means(name, (*case, (1, 1), 1, 2))
+def test_as_several_small_filters(name: str, case: tuple[Any, ...], stride: int) -> None:
+    """Even and odd rows and columns as images of their own, or a large filter in parts."""
+    test_winograd_means_what_the_op_means(name, (*case, (1, 1), 1, stride))
 
 
 # samples, C, O, depth, height, width, kernel, padding (front, back, top, bottom, left, right), dilation along the depth
@@ -153,15 +169,11 @@ VOLUMES = [
 ]
 
 
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("case", VOLUMES)
 @pytest.mark.parametrize("name", ["convolution", "convolution_input_gradient", "convolution_weight_gradient"])
-@pytest.mark.parametrize("machine", [2, 16])
-def test_volumes(name: str, case: tuple[Any, ...], machine: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planes under the taps along the depth as channels of an image; many threads share parts of a plane."""
-    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes._LONGER", 0.0)
-    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes._PER_FILTER", 1e-9)
-    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes._LEAST_TILES", 1)
-    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes.machine_slices", lambda: machine)
+def test_volumes(name: str, case: tuple[Any, ...]) -> None:
+    """The planes under the taps along the depth as channels of an image."""
     samples, c, o, *extents, kernel, padding, dilation = case
     c, o, rng = c * vector_lanes(), o * vector_lanes(), np.random.default_rng(0)
     x = rng.standard_normal((samples, *extents, c)).astype("f")
@@ -184,8 +196,12 @@ def test_volumes(name: str, case: tuple[Any, ...], machine: int, monkeypatch: py
 
 
 def test_stride_two_pays_for_filters_of_four_taps_and_large_images() -> None:
-    for kernel, extent, is_winograd in ((4, 32, True), (5, 32, True), (3, 32, False), (4, 6, False), (2, 32, False)):
-        case = (4, 4, 4, extent, extent, kernel, (1, 1, 1, 1), (1, 1), 1, 2)
+    """And at stride one filters of any extent, as long as there are tiles enough."""
+    for stride, kernel, extent, is_winograd in (
+        (2, 4, 32, True), (2, 5, 32, True), (2, 3, 32, False), (2, 4, 6, False), (2, 2, 32, False),
+        (1, 7, 32, True), (1, 9, 32, True), (1, 7, 8, False),
+    ):  # fmt: skip
+        case = (4, 4, 4, extent, extent, kernel, (1, 1, 1, 1), (1, 1), 1, stride)
         arrays, attributes = arrays_of(case)["convolution"]
         bench = Bench(convolution.KERNELS, "convolution", arrays, attributes, workspaces=convolution.WORKSPACES)
         assert any(entry.kernel.startswith("winograd") for entry in bench.entries or ()) == is_winograd

@@ -157,7 +157,7 @@ def _computes_in_bfloat16(step: Step) -> bool:
     if has_few_pixels(step) or _has_few_channels(step):
         return False
     tiles = winograd_sizes(step)
-    if tiles is not None and tiles.phases is None and not onednn.has_amx_instructions():
+    if tiles is not None and tiles.split is None and not onednn.has_amx_instructions():
         return False
     return step.attributes["groups"] == 1 or not _is_slow_depthwise(step, _Plan(step, _slices_of(step)).primitives)
 

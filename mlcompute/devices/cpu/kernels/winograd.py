@@ -8,7 +8,7 @@ multiplications.
 A bar is a barrier; a point is one of the values of a transformed tile. Images lie channels-last, a register holds
 neighbouring channels of one pixel, and a block of tiles stays in the thread's cache from the first step to the last.
 The gradient of the input is the convolution of dy with the filters rotated and their channels exchanged.
-With stride two, even and odd rows and columns are images of their own; volumes are planes (`winograd_phases`).
+Filters of stride two, large ones and those of volumes are several small ones, with more channels (`winograd_split`).
 Dilated, the pixels of a tile lie as far apart as the taps: all else is the same. Groups of filters have products of
 their own; as many as fill a register have one together, with zeros in place of the filters that do not exist.
 Matrices are multiplied by `packed_gemm`: how samples are shared changes nothing.
@@ -34,7 +34,6 @@ from mlcompute.devices.cpu.kernels.winograd_filters import (
     storing,
     transform_tile,
 )
-from mlcompute.devices.cpu.kernels.winograd_phases import PhasedImage, PlanesOfVolume
 from mlcompute.devices.cpu.kernels.winograd_sizes import (
     Cut,
     Sizes,
@@ -43,6 +42,7 @@ from mlcompute.devices.cpu.kernels.winograd_sizes import (
     filter_floats,
     thread_parts,
 )
+from mlcompute.devices.cpu.kernels.winograd_split import PlanesOfVolume, SplitImage
 from mlcompute.devices.cpu.kernels.winograd_transforms import Matrix, transposed
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.loop_nest import Operand, Operands, enough_rows
@@ -76,12 +76,12 @@ class _Tiles:
         self.grids_across, self.step_down, self.step_across = args.numbers([sizes.grids[1], *sizes.dilations])
         self.depth, self.channels = args.numbers([sizes.depth, sizes.channels])
         #: Where the channels of x lie, or those of y, unless side by side.
-        self.source: PhasedImage | PlanesOfVolume | None = None
-        self.result: PhasedImage | None = None
-        if sizes.phases is not None and sizes.phases.of_result:
-            self.result = PhasedImage(args, sizes)
-        elif sizes.phases is not None:
-            self.source = PhasedImage(args, sizes)
+        self.source: SplitImage | PlanesOfVolume | None = None
+        self.result: SplitImage | None = None
+        if sizes.split is not None and sizes.split.of_result:
+            self.result = SplitImage(args, sizes)
+        elif sizes.split is not None:
+            self.source = SplitImage(args, sizes)
         elif sizes.planes is not None:
             self.source = PlanesOfVolume(args, sizes)
         self.x_points, self.y_points = args.numbers(
@@ -113,7 +113,7 @@ class _Tiles:
         extents: Shape,
         top: str | int,
         left: str | int,
-        source: PhasedImage | PlanesOfVolume | None = None,
+        source: SplitImage | PlanesOfVolume | None = None,
     ) -> DenseArray:
         """Copy the pixels under a row of tiles to the thread's memory; zeros where there are none.
 

@@ -12,8 +12,8 @@ from mlcompute.devices.cpu.codegen.loops import Line, Variable, fill_line
 from mlcompute.devices.cpu.codegen.short_rows import read_across, write_across
 from mlcompute.devices.cpu.codegen.simd import SimdValue
 from mlcompute.devices.cpu.gemm.packed_gemm import panel_width
-from mlcompute.devices.cpu.kernels.winograd_phases import PHASES, PhasedFilters
-from mlcompute.devices.cpu.kernels.winograd_sizes import Cut, Sizes, filter_floats
+from mlcompute.devices.cpu.kernels.winograd_sizes import Cut, Sizes, Split, filter_floats
+from mlcompute.devices.cpu.kernels.winograd_split import SplitFilters
 from mlcompute.devices.cpu.kernels.winograd_transforms import Matrix, apply, transposed
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.loop_nest import Operand
@@ -65,29 +65,29 @@ def filters_entry(step: Step, sizes: Sizes, weights: Operand, buffer: Operand, b
     taps = down.taps * across.taps
     filters = _Filters(args, sizes, weights.shape, backwards)
     source, target = args.pointer(weights), args.pointer(buffer)
-    # Rows and columns of a product, of one phase if filters have some.
+    # Rows and columns of a product, of one part if filters are split.
     there = args.numbers(weights.shape[:2] if backwards else weights.shape[1::-1])
     rows, per_group = args.numbers([sizes.groups * sizes.depth, filter_floats(sizes)])
 
-    def write_phases() -> None:
-        phased = PhasedFilters(code, sizes)
+    def write_parts(split: Split) -> None:
+        parts = SplitFilters(code, sizes, backwards)
         begin, end = code.share(there[0])
         with code.loop(begin, end) as row, code.loop(0, there[1], vector_lanes()) as column:
             first = code.add(filters.row("0", row)[0], code.mul(column, filters.by_channel))
-            phased.read(code.at(source, first, "float"), filters.by_channel)
-            with code.loop(0, PHASES) as phase:
+            parts.read(code.at(source, first, "float"), filters.by_channel)
+            with code.loop(0, split.parts) as part:
                 k, channel = row, column
-                if backwards:
-                    channel = code.add(code.mul(phase, there[1]), column)
+                if split.of_result:
+                    channel = code.add(code.mul(part, there[1]), column)
                 else:
-                    k = code.add(code.mul(phase, there[0]), row)
+                    k = code.add(code.mul(part, there[0]), row)
                 points = Line(code, code.at(target, place_in_panels(code, sizes, k, channel, depth), "float"), "float")
                 store = storing(points, across.inputs, code.mul(depth, channels))
-                transform_tile(code, (down.from_w, across.from_w), phased.loading(phase, backwards), store)
+                transform_tile(code, (down.from_w, across.from_w), parts.loading(part), store)
 
     def write() -> None:
-        if sizes.phases is not None:
-            write_phases()
+        if sizes.split is not None:
+            write_parts(sizes.split)
             return
         matrix = code.mul(depth, channels)
         begin, end = code.share(rows)
@@ -200,13 +200,13 @@ def points_entry(step: Step, sizes: Sizes, cut: Cut, sums: Operand, result: Oper
             both = transposed(down.from_w), transposed(across.from_w)
             transform_tile(code, both, loading(totals, across.inputs, lanes), store)
 
-        if sizes.phases is not None:
-            phased = PhasedFilters(code, sizes)
+        if sizes.split is not None:
+            parts = SplitFilters(code, sizes)
             with code.loop(begin, end) as k, code.loop(0, all_channels, lanes) as channel:
-                with code.loop(0, PHASES) as phase:
-                    bring_back(code.add(code.mul(phase, inputs), k), channel, phased.storing(phase))
+                with code.loop(0, sizes.split.parts) as part:
+                    bring_back(code.add(code.mul(part, inputs), k), channel, parts.storing(part))
                 first = code.add(filters.row("0", k)[0], code.mul(channel, filters.by_channel))
-                phased.write(code.at(target, first, "float"), filters.by_channel)
+                parts.write(code.at(target, first, "float"), filters.by_channel)
             return
         with code.loop(begin, end) as k, code.loop(0, all_channels, lanes) as channel:
             bring_back(k, channel, storing(taken, across.taps, lanes))

@@ -35,22 +35,25 @@ _CACHED_FILTERS, _READING = 2_400_000, 3.0
 _PART = 1_300_000
 #: Filters (inputs times outputs) whose points take more memory than they save time.
 _MOST_FILTERS = 256 * 256
-#: Of stride two, and of volumes: floats of the points of filters, at most, what one of them or of the filters costs in
-#: nanoseconds, and how much longer tiles take than estimated.
+#: Of stride two, large filters and volumes: floats of the points of filters, at most, what one of them or of the
+#: filters costs in nanoseconds, and how much longer tiles take than estimated.
 _MOST_POINTS, _PER_FILTER, _LONGER = 36 * 256 * 256, 1.2, 1.15
 
 
-class Phases(NamedTuple):
-    """A convolution of stride two as one of stride one: of the pixels in even and odd rows and columns, which are four
-    images, or the channels of one. Each has every other tap of a filter, down and across.
+class Split(NamedTuple):
+    """Filters of stride two, or of many taps, as smaller ones of stride one: the images that these look at are the
+    channels (a, b, c) of one.
 
-        x (2 i + a - top, 2 j + b - left, c)   is   (i, j, (a, b, c))
-        w (o, c, 2 p + a, 2 q + b)             is   (o, (a, b, c), p, q)
+        x (step i + apart a - top, step j + apart b - left, c)   is   (i, j, (a, b, c))
+        w (o, c, step p + apart a, step q + apart b)             is   (o, (a, b, c), p, q)
 
-    extent      taps of the filter in one direction; an odd number leaves the last of some phases 0
-    channels    of x
-    top, left   rows and columns of zeros before x
-    of_result   is it the result that has phases (in the gradient of the input), and not the source?
+    With stride two, a and b are the remainders of rows and columns. Large filters are cut: a part has `apart` taps.
+
+    extent      taps of the filter in one direction; those of parts beyond it are 0
+    channels    of the image
+    top, left   rows and columns of zeros before it
+    of_result   is it the result that has parts (the gradient of the input with stride two), and not the source?
+    per_side    parts in one direction
     """
 
     extent: int
@@ -58,6 +61,14 @@ class Phases(NamedTuple):
     top: int
     left: int
     of_result: bool
+    per_side: int
+    step: int
+    apart: int
+
+    @property
+    def parts(self) -> int:
+        """In both directions."""
+        return self.per_side**2
 
 
 class Planes(NamedTuple):
@@ -89,7 +100,7 @@ class Sizes(NamedTuple):
     dilations      from one pixel of a tile to the next
     groups         products per point
     merged         groups of filters in one product
-    phases         of a convolution of stride two: depth or channels are theirs
+    split          of a convolution of stride two, or with large filters: depth or channels are theirs
     planes         of a convolution of volumes: samples and depth are theirs
     """
 
@@ -106,7 +117,7 @@ class Sizes(NamedTuple):
     dilations: tuple[int, int] = (1, 1)
     groups: int = 1
     merged: int = 1
-    phases: Phases | None = None
+    split: Split | None = None
     planes: Planes | None = None
 
     @property
@@ -168,8 +179,8 @@ class Sizes(NamedTuple):
     def code_key(self) -> str:
         """Everything a kernel's code depends on; extents are arguments."""
         choices = f"{panel_width(self.channels)} {self.filled} {self.merged > 1} {vector_lanes()}"
-        phases = self.phases and (self.phases.extent, self.phases.of_result)
-        return f"{self.down} {self.across} {choices} {phases} {self.planes is not None}"
+        split = self.split and (self.split.extent, *self.split[4:])
+        return f"{self.down} {self.across} {choices} {split} {self.planes is not None}"
 
     @property
     def cost(self) -> float:
@@ -186,8 +197,10 @@ def winograd_sizes(step: Step) -> Sizes | None:
     if len(w) == 5:
         return _of_planes(step)
     if len(w) == 4 and a["strides"] == (2, 2):
-        return _in_phases(step)
-    if len(w) != 4 or not forms(*w[2:]) or w[2] == 2:
+        return _of_stride_two(step)
+    if len(w) == 4 and w[2] == w[3] and w[2] not in (1, 3, 5):
+        return _of_large_filters(step)
+    if len(w) != 4 or not forms(*w[2:]):
         return None
     if set(a["strides"]) != {1} or (merged := _merged_groups(w, a["groups"])) is None:
         return None
@@ -221,29 +234,52 @@ def winograd_sizes(step: Step) -> Sizes | None:
     return min(fitting, key=lambda sizes: sizes.cost, default=None)
 
 
-def _in_phases(step: Step) -> Sizes | None:
+def _of_stride_two(step: Step) -> Sizes | None:
     """A convolution of stride two, if it suits."""
     a, (x, w, y) = step.attributes, convolution_shapes(step)
-    extent, lanes, (top, _, left, _) = w[2], vector_lanes(), a["padding"]
-    taps = -(-extent // 2)
-    if extent != w[3] or a["groups"] > 1 or set(a["dilations"]) != {1} or w[0] % lanes or w[1] % lanes:
+    (top, _, left, _), taps = a["padding"], -(-w[2] // 2)
+    if w[2] != w[3] or not _is_plain(step):
         return None
     of_result = step.op.name == "convolution_input_gradient"
-    phases = Phases(extent, w[1], top, left, of_result)
+    split = Split(w[2], w[1], top, left, of_result, per_side=2, step=2, apart=1)
     if of_result:
         grid = -(-(x[2] + top) // 2), -(-(x[3] + left) // 2)
         fitting = [Sizes(*both, x[0], y[2:], w[0], grid, 4 * w[1], taps - 1, taps - 1) for both in forms(taps, taps)]
     else:
         fitting = [Sizes(*both, x[0], x[2:], 4 * w[1], y[2:], w[0], 0, 0) for both in forms(taps, taps)]
-    return _best(step, [sizes._replace(phases=phases) for sizes in fitting])
+    return _best(step, [sizes._replace(split=split) for sizes in fitting])
+
+
+def _of_large_filters(step: Step) -> Sizes | None:
+    """A convolution with filters of an extent that there is no form for, as one of several small filters."""
+    a, (x, w, y) = step.attributes, convolution_shapes(step)
+    (top, bottom, left, right), extent, most = a["padding"], w[2], w[2] - 1
+    if set(a["strides"]) != {1} or max(top, bottom, left, right) > most or not _is_plain(step):
+        return None
+    if step.op.name == "convolution_input_gradient":
+        source, depth, result, channels, top, left = y[2:], w[0], x[2:], w[1], most - top, most - left
+    else:
+        source, depth, result, channels = x[2:], w[1], y[2:], w[0]
+    fitting = []
+    for taps in range(2, min(extent, 4) + 1):
+        split = Split(extent, depth, top, left, of_result=False, per_side=-(-extent // taps), step=1, apart=taps)
+        for both in forms(taps, taps):
+            fitting.append(Sizes(*both, x[0], source, split.parts * depth, result, channels, 0, 0, split=split))
+    return _best(step, fitting)
+
+
+def _is_plain(step: Step) -> bool:
+    """Without groups or dilation, and do channels fill vectors?"""
+    a, (_, w, _) = step.attributes, convolution_shapes(step)
+    return a["groups"] == 1 == max(a["dilations"]) and w[0] % vector_lanes() == w[1] % vector_lanes() == 0
 
 
 def _of_planes(step: Step) -> Sizes | None:
     """A convolution of volumes, if it suits."""
     a, (x, w, y) = step.attributes, convolution_shapes(step)
-    lanes, (front, _, top, bottom, left, right), (deep, down, across) = vector_lanes(), a["padding"], a["dilations"]
+    (front, _, top, bottom, left, right), (deep, down, across), lanes = a["padding"], a["dilations"], vector_lanes()
     taps, reach = w[2], (deep * (w[2] - 1), down * (w[3] - 1), across * (w[4] - 1))
-    both = [] if w[3] == 2 else forms(*w[3:])
+    both = forms(*w[3:])
     if set(a["strides"]) != {1} or a["groups"] > 1 or down * across > 1 or w[0] % lanes or w[1] % lanes:
         return None
     if max(top, bottom) > reach[1] or max(left, right) > reach[2]:
@@ -364,8 +400,8 @@ def cut_filters(sizes: Sizes) -> Cut:
 
 
 def _keeps_images(sizes: Sizes, depth: int) -> bool:
-    """Are parts of so many channels made of full phases or planes, or these of full parts?"""
-    images = sizes.phases or sizes.planes
+    """Are parts of so many channels made of full images or planes, or these of full parts?"""
+    images = sizes.split or sizes.planes
     channels = depth if images is None else images.channels
     return depth % channels == 0 or channels % depth == 0
 
