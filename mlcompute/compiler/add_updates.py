@@ -8,6 +8,7 @@ from mlcompute.compiler.context import Context
 from mlcompute.compiler.schedule_updates import store_early
 from mlcompute.compiler.share_updates import share_updates
 from mlcompute.compiler.update import Updated, update
+from mlcompute.ops.bfloat16 import at_least_float32
 from mlcompute.ops.op import FLOAT32, Shape, Step, Trace, Value
 from mlcompute.optimizers.optimizer import Members
 
@@ -28,7 +29,7 @@ def add_updates(steps: list[Step], context: Context) -> list[Step]:
             continue
         value = run.values[tensor]
         # Second moments of small gradients vanish in half precision: state is kept in float32 at least.
-        dtype = FLOAT32 if value.dtype.itemsize < FLOAT32.itemsize else value.dtype
+        dtype = at_least_float32(value.dtype)
         groups = members[value] = context.request.groups.get(tensor, ())
         layout = layouts.get((groups, value.shape))
         if layout is None:
