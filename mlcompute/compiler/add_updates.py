@@ -42,7 +42,7 @@ def add_updates(steps: list[Step], context: Context) -> list[Step]:
     names = optimizer.scalars_of(1, set(members.values()))
     program.scalars.update({name: trace.value((), FLOAT32, "scalar", name) for name in names})
     if context.request.out_of_place:
-        _place_elsewhere(context, trace, update(trace, optimizer, updated, program.scalars, members), len(steps))
+        _store_out_of_place(context, trace, update(trace, optimizer, updated, program.scalars, members), len(steps))
         return _beside_readers(trace.steps, len(steps))
     if context.fuses_elementwise:
         updated = share_updates(trace, optimizer, updated, program.scalars, context.engine.supports, members)
@@ -51,7 +51,7 @@ def add_updates(steps: list[Step], context: Context) -> list[Step]:
     return trace.steps
 
 
-def _place_elsewhere(context: Context, trace: Trace, pairs: list[tuple[Value, Value]], start: int) -> None:
+def _store_out_of_place(context: Context, trace: Trace, pairs: list[tuple[Value, Value]], start: int) -> None:
     """New parameters, and new state where that is asked for, do not overwrite the old ones."""
     program, moves_states = context.program, context.request.moves_states
     targets: dict[Value, Value] = {}

@@ -61,14 +61,16 @@ def update(
         before = [ops.convert(s, dtype) for s in state]
         own = len(before) - len(rule.followers)
         new, kept = rule.update(h, wide, gradient, before[:own])
-        new, following = _follow(rule, h, new, dict(zip(rule.followers, before[own:], strict=True)))
+        new, following = _averaged(rule, h, new, dict(zip(rule.followers, before[own:], strict=True)))
         targets, values = (w, *state), (new, *kept, *following)
         assigned += [(target, ops.convert(value, target.dtype)) for target, value in zip(targets, values, strict=True)]
     trace.layer, trace.phase = layer, phase
     return assigned
 
 
-def _follow(rule: Optimizer, h: Mapping[str, Value], w: Value, state: Mapping[str, Value]) -> tuple[Value, list[Value]]:
+def _averaged(
+    rule: Optimizer, h: Mapping[str, Value], w: Value, state: Mapping[str, Value]
+) -> tuple[Value, list[Value]]:
     """The parameter after slow weights were looked at, and the new slow weights and average."""
     kept = []
     if SLOW_WEIGHTS in state:

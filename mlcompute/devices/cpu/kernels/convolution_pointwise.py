@@ -63,7 +63,7 @@ class Pointwise(NamedTuple):
         return panel_width(self.packed_columns) * vector_lanes() == self.columns
 
     @property
-    def apart(self) -> int:
+    def slice_stride(self) -> int:
         """Floats from the sums of a slice to those of the next: threads do not write side by side."""
         return thread_floats({"sums": self.rows * self.columns})
 
@@ -79,7 +79,7 @@ class Pointwise(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes for the sums of all slices, and for every thread's packed pixels."""
-        return 4 * (self.slices * self.apart + thread_floats(self.thread_parts) * planned_threads())
+        return 4 * (self.slices * self.slice_stride + thread_floats(self.thread_parts) * planned_threads())
 
 
 def pointwise_gradient(step: Step) -> Pointwise | None:
@@ -104,11 +104,11 @@ def pointwise_gradient_entries(
     step: Step, operands: Operands, images: Sequence[Operand], result: Operand, sizes: Pointwise
 ) -> Sequence[Entry]:
     """dw; operands are dense."""
-    nbytes = 4 * sizes.slices * sizes.apart
+    nbytes = 4 * sizes.slices * sizes.slice_stride
     sums, rest = operands.workspace(step, 0, nbytes), operands.workspace(step, nbytes, sizes.nbytes - nbytes)
     strides = (1, sizes.rows) if sizes.rotated else (sizes.columns, 1)
     shape = sizes.rows, sizes.columns
-    summed = sum_of_slices_entry(step, sums, result, (sizes.slices, sizes.apart), shape, strides)
+    summed = sum_of_slices_entry(step, sums, result, (sizes.slices, sizes.slice_stride), shape, strides)
     return [_products_entry(step, sizes, images, sums, rest), summed]
 
 
@@ -118,12 +118,12 @@ def _products_entry(step: Step, sizes: Pointwise, images: Sequence[Operand], sum
     args = KernelArguments(code)
     memory = ThreadWorkspace(args, rest, sizes.thread_parts)
     left, right = map(args.pointer, images if sizes.rotated else reversed(images))
-    pixels, rows, columns, slices, apart = args.numbers([*sizes[:3], sizes.slices, sizes.apart])
+    pixels, rows, columns, slices, slice_stride = args.numbers([*sizes[:3], sizes.slices, sizes.slice_stride])
     target = args.pointer(sums)
     multiply, pack = (args.pointer(function(sizes.packed_columns)) for function in (packed_gemm, pack_rows))
     begin, end = code.share(slices, 1, memory.max_threads, in_pieces=True)
     with code.loop(begin, end) as number:
-        own = code.at(target, code.mul(number, apart), "float")
+        own = code.at(target, code.mul(number, slice_stride), "float")
         first, last = (code.div(code.mul(pixels, edge), slices) for edge in (number, code.add(number, 1)))
         with code.loop(first, last, DEPTH) as start:
             count = code.minimum(code.sub(last, start), DEPTH)
