@@ -42,7 +42,8 @@ def sum_of_slices_entry(
     args = KernelArguments(code)
     count, apart, length = args.numbers([*slices, shape[-1]])
     rows = collapsed_axes(shape[:-1], [strides[:-1], dense_strides(shape)[:-1]])
-    axes = [Axis(-(-shape[-1] // _TILE), (_TILE * strides[-1], _TILE)), *rows]
+    tiles = [Axis(-(-shape[-1] // _TILE), (_TILE * strides[-1], _TILE))] if shape[-1] > _TILE else []
+    axes = [*tiles, *rows]
     registers, stride = axis_registers(args, axes), line_stride(args, strides[-1])
     source, target = args.pointer(sums), code.at(args.pointer(result), args.number(first), "float")
     begin, end = code.share(args.number(iteration_count(axes)))
@@ -57,6 +58,7 @@ def sum_of_slices_entry(
                 total.set(total.get() + line.load(code.add(code.mul(number, apart), index), mask))
             to.store(index, total.get(), mask)
 
-        vector_loop(code, 0, code.minimum(code.sub(length, code.mul(indices[0], _TILE)), _TILE), add)
+        end = code.minimum(code.sub(length, code.mul(indices[0], _TILE)), _TILE) if tiles else length
+        vector_loop(code, 0, end, add)
     cost = 0.3 * math.prod(shape) * slices[0]
     return Entry(step, code, args.values, [sums], [result], kernel="sum of slices", cost=cost)
