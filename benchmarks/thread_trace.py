@@ -6,7 +6,8 @@ A profile says how long a kernel takes as the calling thread sees it. Here all t
 "run" is the mean over them, "slowest" the longest of them, "waits" the mean wait at the barrier behind the kernel, all
 summed over kernels of the same name and result, microseconds of the faster half of the steps. "estimate" is what the
 scheduler thinks. With `--each` every kernel has a line: W a barrier precedes it, A one thread runs it, and the pieces
-into which a thread's work is cut.
+into which a thread's work is cut. "cores" is how long each thread computes, relative to the mean: others wait for
+a core that is slower.
 
 The time of a barrier tells how far the cores are from each other: virtual machines move them. Two that share a cache
 were seen to take 0.1 microseconds, two that do not 0.4, and then everything that threads exchange takes longer.
@@ -22,8 +23,9 @@ from typing import Any
 import numpy as np
 
 
-def trace(name: str, steps: int) -> tuple[list[Any], Any, Any, list[float]]:
-    """Entries, their turns, (entries, 3) mean run, slowest run and mean wait before each in seconds; all steps'."""
+def trace(name: str, steps: int) -> tuple[list[Any], Any, Any, Any, list[float]]:
+    """Entries, their turns, (entries, 3) mean run, slowest run and mean wait before each in seconds; the time each
+    thread computes, relative to their mean; and the seconds of all steps."""
     import mlcompute as mlc
     from benchmarks.contenders import ours
     from benchmarks.workloads import ALL
@@ -56,12 +58,13 @@ def trace(name: str, steps: int) -> tuple[list[Any], Any, Any, list[float]]:
         found.append((time.perf_counter() - start, times))
     found.sort(key=lambda run: run[0])
     kept = found[: max(1, steps // 2)]
-    sums = np.zeros((len(entries), 3))
+    sums, busy = np.zeros((len(entries), 3)), np.zeros(len(kept[0][1]))
     for seconds, times in kept:
         run, wait = times[..., ENDED] - times[..., BEGAN], times[..., BEGAN] - times[..., ARRIVED]
         unit = seconds / (times[..., ENDED].max() - times[..., ARRIVED].min())
+        busy += run.sum(1)
         sums += unit * np.stack([run.mean(0), run.max(0), wait.mean(0)], axis=1)
-    return entries, turns, sums / len(kept), [seconds for seconds, _ in found]
+    return entries, turns, sums / len(kept), busy / busy.mean(), [seconds for seconds, _ in found]
 
 
 def barrier_seconds(threads: int, count: int = 10_000) -> float:
@@ -90,7 +93,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.threads:
         os.environ["MLCOMPUTE_NUM_THREADS"] = str(options.threads)
-    entries, turns, seconds, steps = trace(options.workload, options.steps)
+    entries, turns, seconds, busy, steps = trace(options.workload, options.steps)
     from mlcompute.devices.cpu.runtime.threads import ALONE, TURN_PIECES, WAIT
 
     threads = options.threads or len(os.sched_getaffinity(0))
@@ -100,6 +103,7 @@ def main() -> None:
         f"kernels {1e3 * seconds[:, 0].sum():.3f}, waits {1e3 * seconds[:, 2].sum():.3f}; "
         f"{len(entries)} kernels, {int((turns & WAIT).sum())} barriers of {1e6 * barrier_seconds(threads):.2f} us"
     )
+    print("cores " + " ".join(f"{share:.2f}" for share in busy))
     rows: dict[str, list[float]] = {}
     for place, (entry, turn) in enumerate(zip(entries, turns.tolist(), strict=True)):
         text = f"{entry.kernel} {list(entry.writes[0].shape) if entry.writes else ''}"

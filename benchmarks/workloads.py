@@ -19,7 +19,7 @@ Product = tuple[int, bool]
 LEARNING_RATE, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 NORM_EPSILON, HEADS, HIDDEN = 1e-5, 4, 128
 #: Extent of the kernels of convolutions of an image network.
-_KERNELS = {"convolution": 3, "dilated": 3, "pointwise": 1, "depthwise": 3, "transposed": 4}
+_KERNELS = {"convolution": 3, "dilated": 3, "pointwise": 1, "depthwise": 3, "halving": 4, "transposed": 4}
 #: Of a group normalization.
 GROUPS = 8
 #: Channels of a head in GPT-2, and how many times as wide as inside a bottleneck of ResNet-50 is outside.
@@ -29,9 +29,9 @@ HEAD_WIDTH, EXPANSION = 64, 4
 class ImageLayer(NamedTuple):
     """One layer of an image network.
 
-    kind   convolution, dilated (by its stride), pointwise (1x1), depthwise, transposed (4x4, twice the extents), norm,
-           groupnorm, relu, silu, pool, upsample (nearest, twice the extents), keep, concatenate (with what was kept
-           last), mean (of each channel), dense
+    kind   convolution, dilated (by its stride), pointwise (1x1), depthwise, halving (4x4, half the extents), transposed
+           (4x4, twice the extents), norm, groupnorm, relu, silu, pool, upsample (nearest, twice the extents), keep,
+           concatenate (with what was kept last), mean (of each channel), dense
     name   of its weights
     """
 
@@ -184,7 +184,7 @@ def image_network(name: str, title: str, input_shape: tuple[int, ...], text: str
             transposed = kind == "transposed"
             shapes[f"{at}.weight"] = (channels, outputs, 4, 4) if transposed else (outputs, inputs, kernel, kernel)
             shapes[f"{at}.bias"] = (outputs,)
-            step = 1 if kind == "dilated" else stride
+            step = 1 if kind == "dilated" else 2 if kind == "halving" else stride
             products.append((batch * (side // step) ** 2 * outputs * inputs * kernel * kernel, bool(products)))
             side = side * 2 if transposed else side // step
         elif kind in ("norm", "groupnorm"):
@@ -406,6 +406,12 @@ MORE = {
         image_network(
             "autoencoder", "Autoencoder with transposed convolutions, batch 32", (32, 3, 32, 32),
             "convolution:32/2 relu convolution:64/2 relu transposed:32 relu transposed:3",
+            regresses=True,
+        ),
+        image_network(
+            "dcgan", "DCGAN-like autoencoder, 4x4 with stride 2, 64 x 64, batch 16", (16, 3, 64, 64),
+            "halving:64 relu halving:128 norm relu halving:256 norm relu transposed:128 norm relu "
+            "transposed:64 norm relu transposed:3",
             regresses=True,
         ),
         image_network(

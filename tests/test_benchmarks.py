@@ -283,9 +283,10 @@ def test_processes_take_turns(tmp_path, capsys) -> None:
 def test_what_threads_do_in_a_step(each, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["thread_trace", "mlp1", "--steps", "3", *(["--each"] if each else [])])
     thread_trace.main()
-    head, columns, *rows = capsys.readouterr().out.splitlines()
+    head, cores, columns, *rows = capsys.readouterr().out.splitlines()
     assert "ms at best" in head
     assert "barriers of" in head
+    assert sum(map(float, cores.split()[1:])) == pytest.approx(len(cores.split()) - 1, abs=0.1)
     assert columns.split() == ["count", "run", "slowest", "waits", "estimate", "kernel"]
     assert any("gemm" in row for row in rows)
     assert sum(int(row.split()[0]) for row in rows) == int(re.search(r"(\d+) kernels", head)[1])

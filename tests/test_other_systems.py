@@ -102,8 +102,13 @@ run = mlc.InferenceGraph([graph])
 run.add_inputs({"x": x})
 run.add_outputs({"y": y})
 run.compile(device=mlc.Device.cpu())
+def execute(options):
+    run.execute({"x": np.ones((256, 300), np.float32)}, options=options).wait()
 for _ in range(3):
-    run.execute({"x": np.ones((256, 300), np.float32)}).wait()
+    execute(mlc.ExecutionOptions.NONE)
+thread = threading.Thread(target=execute, args=[mlc.ExecutionOptions.SYNCHRONOUS])
+thread.start()
+thread.join()
 assert "gemm" in str(run.programs["inference 256"]) and threading.stack_size() == 1 << 16
 print("fine")
 """

@@ -241,6 +241,9 @@ def image_network(net: Net, x: mlc.Tensor, layers: Sequence[ImageLayer]) -> mlc.
             case "dilated":
                 w, b = net.tensor(f"{name}.weight"), net.tensor(f"{name}.bias")
                 x = graph.convolution(x, outputs, 3, dilation=stride, weights=w, biases=b)
+            case "halving":
+                w, b = net.tensor(f"{name}.weight"), net.tensor(f"{name}.bias")
+                x = graph.convolution(x, outputs, 4, stride=2, padding=1, weights=w, biases=b)
             case "depthwise":
                 w, b = net.tensor(f"{name}.weight"), net.tensor(f"{name}.bias")
                 x = graph.depthwise_convolution(x, stride=stride, padding=1, weights=w, biases=b)

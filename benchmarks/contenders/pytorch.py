@@ -246,6 +246,8 @@ class ImageNetwork(nn.Module):
                     made = nn.Conv2d(channels, outputs, 1)
                 case "depthwise":
                     made = nn.Conv2d(channels, outputs, 3, stride, 1, groups=channels)
+                case "halving":
+                    made = nn.Conv2d(channels, outputs, 4, 2, 1)
                 case "transposed":
                     made = nn.ConvTranspose2d(channels, outputs, 4, 2, 1)
                 case "norm":

@@ -25,7 +25,8 @@ _FORK_WAITS, _EXIT_WAITS = 1.0, 10.0
 
 
 class WorkQueue:
-    """First in, first out: jobs of one device. A synchronous job with nothing before it runs on the caller's thread.
+    """First in, first out: jobs of one device. A synchronous job with nothing before it runs on the caller's thread,
+    unless that has too little stack.
 
     Ctrl-C never stops a job half way: a job on the main thread is finished first, and waiting for a job on another
     thread stops while the job goes on. When the process ends, the running job is finished and queued ones are dropped.
@@ -59,6 +60,7 @@ class WorkQueue:
         record     gets the job if the queue does
         otherwise  called before a job that was wanted here is queued
         """
+        here = here and native_threads.has_enough_stack()
         with self._lock:
             if here and not self._jobs and self._owner is None:
                 self._owner = _get_ident()
@@ -87,7 +89,8 @@ class WorkQueue:
         job = None
         with held:
             with self._lock:
-                if is_free := not self._jobs and self._owner is None:
+                is_free = not self._jobs and self._owner is None and native_threads.has_enough_stack()
+                if is_free:
                     self._owner = _get_ident()
             if is_free:
                 try:

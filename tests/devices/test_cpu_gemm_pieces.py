@@ -41,8 +41,11 @@ def test_products(sizes: tuple[int, int, int], layout: tuple[bool, bool]) -> Non
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_pieces_cover_everything_once(layout: tuple[bool, bool]) -> None:
     """Called piece by piece, in any order, by any thread."""
-    made, _, _ = bench(200, 300, 1000, layout)
-    assert made.run(3, pieces=4)[0].tobytes() == made.run(1)[0].tobytes()
+    for sizes, threads in (((200, 300, 1000), 3), ((300, 64, 256), 1), ((96, 130, 64), 2), ((64, 64, 500), 4)):
+        made, _, _ = bench(*sizes, layout)
+        alone = made.run(1)[0].tobytes()
+        for pieces in (2, 3, 4, 8):
+            assert made.run(threads, pieces=pieces)[0].tobytes() == alone
 
 
 def test_many_threads_cut_rows_and_panels_to_equal_parts() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.workloads import ALL
+from mlcompute.devices.cpu.codegen import addressing
 from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
 from mlcompute.devices.cpu.gemm import matmul
 from mlcompute.devices.cpu.gemm.gemm_blocked import cut_rows_and_panels
@@ -136,8 +137,8 @@ def test_gradients_of_filters_in_many_slices(
 ) -> None:
     """Of few outputs, and of one tap, in as many slices of the pixels as the machine has cores."""
     for module in (convolution_few_outputs, convolution_pointwise):
-        for name in ("machine_slices", "planned_threads"):
-            monkeypatch.setattr(module, name, lambda: 16)
+        monkeypatch.setattr(module, "machine_slices", lambda: 16)
+    monkeypatch.setattr(addressing, "planned_threads", lambda: 16)
     kernel = "gemm of pixels x16" if filters == (1, 1) else "gemm of outputs and taps x16"
     inputs, height, width = 3 * vector_lanes(), 21, 25
     rng = np.random.default_rng(0)
@@ -161,7 +162,7 @@ def test_gradients_of_filters_in_many_slices(
 def test_gradient_of_filters_in_parts(machine: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Winograd's sums in slices of the batch and parts of the filters."""
     monkeypatch.setattr(winograd_sizes, "machine_slices", lambda: machine)
-    monkeypatch.setattr(winograd_sizes, "planned_threads", lambda: machine)
+    monkeypatch.setattr(addressing, "planned_threads", lambda: machine)
     channels = 8 * vector_lanes()
     rng = np.random.default_rng(0)
     x, dy = (rng.standard_normal((4, 17, 16, channels)).astype("f") for _ in range(2))
@@ -183,7 +184,7 @@ def test_gradient_of_filters_in_parts(machine: int, monkeypatch: pytest.MonkeyPa
 def test_filters_in_parts_of_their_channels(name: str, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Winograd's products with a part of the channels after the other."""
     monkeypatch.setattr(winograd_sizes, "_channel_parts", lambda sizes: 2)
-    monkeypatch.setattr(winograd_sizes, "planned_threads", lambda: 16)
+    monkeypatch.setattr(addressing, "planned_threads", lambda: 16)
     inputs, outputs = 8 * vector_lanes(), 16 * vector_lanes()  # parts have panels as wide as the whole
     rng = np.random.default_rng(0)
     w = rng.standard_normal((outputs, inputs, 3, 3)).astype("f")

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from mlcompute.devices.cpu.codegen import loops, short_rows
-from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, thread_floats
+from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, thread_floats, threads_bytes
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.codegen.loops import Line
 from mlcompute.devices.cpu.jit.cache import kernel_cache
-from mlcompute.devices.cpu.runtime.threads import KERNEL
+from mlcompute.devices.cpu.runtime.threads import KERNEL, planned_threads
 from mlcompute.devices.loop_nest import Operand
 from mlcompute.ops.op import Array, Trace
 
@@ -63,11 +63,25 @@ def test_rows_and_vectors(lanes: int, width: int, count: int | None, monkeypatch
 
 def test_memory_of_threads_lies_apart() -> None:
     """Beyond the end of one thread's memory, which its processor may fetch from, nobody writes."""
-    parts = {"a": 100, "b": 5}
-    size, used = thread_floats(parts), 112 + 16
+    parts = {"a": 1 << 16, "b": 5}
+    size, used = thread_floats(parts), (1 << 16) + 16
     assert size >= used + 4096
     assert size % 16 == 0, "every thread begins at a cache line"
     args = KernelArguments(Code("workspace"))
     buffer = Trace().value((3 * 4 * size,), np.dtype(np.uint8))
     memory = ThreadWorkspace(args, Operand(buffer, 0, buffer.shape, (1,), buffer.dtype), parts)
     assert memory.count == 3
+    assert len(memory.scratch) == 1
+    assert threads_bytes(parts) == 4 * size * planned_threads()
+
+
+def test_small_memory_of_threads_lies_on_their_stacks() -> None:
+    """No other core ever touches it, and no workspace is planned for it."""
+    parts = {"a": 100, "b": (1 << 16) - 112}
+    assert threads_bytes(parts) == 0
+    code = Code("workspace")
+    memory = ThreadWorkspace(KernelArguments(code), None, parts)
+    assert memory.scratch == []
+    assert memory.count == planned_threads()
+    assert "alloca [65536 x float]" in code.text()
+    assert threads_bytes({"a": 100, "b": (1 << 16) - 111}) > 0

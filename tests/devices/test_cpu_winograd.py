@@ -35,7 +35,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    "form", [across for taps in ((3, 3), (5, 5), (1, 3), (1, 5), (1, 1)) for _, across in forms(*taps)]
+    "form", [across for taps in ((2, 2), (3, 3), (5, 5), (1, 3), (1, 5), (1, 1)) for _, across in forms(*taps)]
 )
 def test_forms_are_convolutions(form: Form) -> None:
     """In exact enough arithmetic, one dimension: y = Aᵀ ((G w) * (Bᵀ x)), and its gradient of w."""
@@ -52,16 +52,18 @@ def test_forms_are_convolutions(form: Form) -> None:
 def arrays_of(case: tuple[Any, ...]) -> dict[str, tuple[list[Array], dict[str, Any]]]:
     """The op and its two gradients for one case: arrays and attributes, channels-last."""
     samples, c, o, height, width, kernel, padding, *others = case
-    dilations, groups = [*others, *[(1, 1), 1][len(others) :]]
+    dilations, groups, stride = [*others, *[(1, 1), 1, 1][len(others) :]]
     c, o = c * CHANNELS, o * CHANNELS
     kernel = kernel if isinstance(kernel, tuple) else (kernel, kernel)
     rng = np.random.default_rng(height)
     x = rng.standard_normal((samples, height, width, c)).astype("f")
     w = (rng.standard_normal((o, c // groups, *kernel)) / kernel[1]).astype("f")
     reach = [dilation * (taps - 1) for dilation, taps in zip(dilations, kernel, strict=True)]
-    extents = (height + padding[0] + padding[1] - reach[0], width + padding[2] + padding[3] - reach[1])
+    extents = height + padding[0] + padding[1] - reach[0], width + padding[2] + padding[3] - reach[1]
+    extents = tuple(-(-extent // stride) for extent in extents)
     dy = rng.standard_normal((samples, *extents, o)).astype("f")
-    common = {"strides": (1, 1), "dilations": dilations, "padding": padding, "groups": groups, "channels_last": True}
+    strides = {"strides": (stride, stride), "dilations": dilations}
+    common = {**strides, "padding": padding, "groups": groups, "channels_last": True}
     return {
         "convolution": ([x, w], common),
         "convolution_input_gradient": ([dy, w], {**common, "shape": (samples, c, height, width)}),
@@ -72,7 +74,11 @@ def arrays_of(case: tuple[Any, ...]) -> dict[str, tuple[list[Array], dict[str, A
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", ["convolution", "convolution_input_gradient", "convolution_weight_gradient"])
 def test_winograd_means_what_the_op_means(name: str, case: tuple[Any, ...]) -> None:
-    arrays, attributes = arrays_of(case)[name]
+    compare(name, *arrays_of(case)[name])
+
+
+def compare(name: str, arrays: list[Array], attributes: dict[str, Any]) -> None:
+    """With the op's meaning in float64."""
     bench = Bench(convolution.KERNELS, name, arrays, attributes, workspaces=convolution.WORKSPACES)
     assert bench.entries is not None
     assert any(entry.kernel.startswith("winograd") for entry in bench.entries)
@@ -108,6 +114,81 @@ def test_dilated(name: str, case: tuple[Any, ...], monkeypatch: pytest.MonkeyPat
     for gain in ("_GAIN", "_GAIN_DILATED"):
         monkeypatch.setattr(f"mlcompute.devices.cpu.kernels.winograd_sizes.{gain}", math.inf)
     test_winograd_means_what_the_op_means(name, case)
+
+
+#: As the first ones; their stride is two.
+STRIDED = [
+    (8, 1, 1, 16, 16, 4, (1, 1, 1, 1)),
+    (5, 2, 3, 15, 18, 4, (0, 1, 2, 0)),  # rows and columns that no filter reaches
+    (64, 1, 5, 3, 4, 4, (1, 1, 1, 1)),
+    (2, 1, 2, 40, 133, 4, (2, 2, 2, 2)),  # a row of tiles is more than a block
+    (8, 2, 4, 14, 14, 5, (2, 2, 2, 2)),  # the last taps of some phases do not exist
+    (3, 1, 2, 23, 17, 5, (3, 0, 1, 3)),
+    (5, 3, 2, 16, 13, 6, (2, 2, 2, 2)),
+    (16, 1, 1, 9, 16, 3, (1, 1, 0, 1)),
+    (16, 6, 8, 8, 8, 4, (1, 1, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("case", STRIDED)
+@pytest.mark.parametrize("name", ["convolution", "convolution_input_gradient", "convolution_weight_gradient"])
+@pytest.mark.parametrize("machine", [2, 16])
+def test_stride_two(name: str, case: tuple[Any, ...], machine: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even and odd rows and columns as images of their own; many threads share parts of a phase."""
+    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes._LONGER", 0.0)
+    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes._PER_FILTER", 1e-9)
+    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes._LEAST_TILES", 1)
+    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes.machine_slices", lambda: machine)
+    test_winograd_means_what_the_op_means(name, (*case, (1, 1), 1, 2))
+
+
+# samples, C, O, depth, height, width, kernel, padding (front, back, top, bottom, left, right), dilation along the depth
+VOLUMES = [
+    (2, 1, 2, 5, 12, 12, (3, 3, 3), (1, 1, 1, 1, 1, 1), 1),
+    (1, 2, 1, 4, 13, 10, (2, 3, 3), (2, 1, 0, 2, 1, 0), 1),  # planes that no tap of the filter lies in
+    (3, 3, 2, 6, 9, 17, (3, 5, 5), (0, 0, 2, 2, 4, 0), 2),
+    (2, 2, 4, 3, 14, 14, (1, 3, 3), (0, 0, 1, 1, 1, 1), 1),
+    (1, 6, 8, 4, 8, 8, (3, 3, 3), (1, 1, 1, 1, 1, 1), 1),
+    (2, 8, 8, 3, 1, 40, (3, 1, 3), (1, 1, 0, 0, 1, 1), 1),
+]
+
+
+@pytest.mark.parametrize("case", VOLUMES)
+@pytest.mark.parametrize("name", ["convolution", "convolution_input_gradient", "convolution_weight_gradient"])
+@pytest.mark.parametrize("machine", [2, 16])
+def test_volumes(name: str, case: tuple[Any, ...], machine: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planes under the taps along the depth as channels of an image; many threads share parts of a plane."""
+    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes._LONGER", 0.0)
+    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes._PER_FILTER", 1e-9)
+    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes._LEAST_TILES", 1)
+    monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes.machine_slices", lambda: machine)
+    samples, c, o, *extents, kernel, padding, dilation = case
+    c, o, rng = c * vector_lanes(), o * vector_lanes(), np.random.default_rng(0)
+    x = rng.standard_normal((samples, *extents, c)).astype("f")
+    w = (rng.standard_normal((o, c, *kernel)) / kernel[2]).astype("f")
+    reach = [dilation * (kernel[0] - 1), kernel[1] - 1, kernel[2] - 1]
+    results = [
+        extent + before + after - taps
+        for extent, before, after, taps in zip(extents, padding[::2], padding[1::2], reach, strict=True)
+    ]
+    dy = rng.standard_normal((samples, *results, o)).astype("f")
+    attributes: dict[str, Any] = {
+        "strides": (1, 1, 1), "dilations": (dilation, 1, 1), "padding": padding, "groups": 1, "channels_last": True,
+    }  # fmt: skip
+    arrays = [x, w]
+    if name == "convolution_input_gradient":
+        arrays, attributes["shape"] = [dy, w], (samples, c, *extents)
+    elif name == "convolution_weight_gradient":
+        arrays, attributes["shape"] = [x, dy], w.shape
+    compare(name, arrays, attributes)
+
+
+def test_stride_two_pays_for_filters_of_four_taps_and_large_images() -> None:
+    for kernel, extent, is_winograd in ((4, 32, True), (5, 32, True), (3, 32, False), (4, 6, False), (2, 32, False)):
+        case = (4, 4, 4, extent, extent, kernel, (1, 1, 1, 1), (1, 1), 1, 2)
+        arrays, attributes = arrays_of(case)["convolution"]
+        bench = Bench(convolution.KERNELS, "convolution", arrays, attributes, workspaces=convolution.WORKSPACES)
+        assert any(entry.kernel.startswith("winograd") for entry in bench.entries or ()) == is_winograd
 
 
 def test_tiles_that_reach_far_beyond_their_grid_do_not_pay() -> None:

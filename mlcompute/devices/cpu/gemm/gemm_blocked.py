@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, thread_floats
+from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, threads_bytes
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, address_at, axis_registers, copy_line, unravel_index
@@ -114,7 +114,7 @@ def _most_pieces(rows: int, panels: int) -> int:
 
 def blocked_workspace(y: Value) -> int:
     """Bytes for every thread's sums, where the result is bfloat16."""
-    return 4 * thread_floats(_sums(*y.shape[-2:])) * planned_threads() if is_bfloat16(y.dtype) else 0
+    return threads_bytes(_sums(*y.shape[-2:])) if is_bfloat16(y.dtype) else 0
 
 
 def _sums(m: int, n: int) -> dict[str, int]:
@@ -139,9 +139,8 @@ def gemm_blocked_entry(
     b: Operand,
     y: Operand,
     batch: Sequence[Axis],
-    buffer: Operand | None = None,
 ) -> Entry:
-    """`batch`: axes along which matrices follow each other, with the strides of a, b and y; `buffer`: the workspace."""
+    """`batch`: axes along which matrices follow each other, with the strides of a, b and y."""
     (m, n), k, count = y.shape[-2:], a.shape[-1], iteration_count(batch)
     by_columns = b.strides[-1] != 1 and n > 1
     is_transposed = count == 1 and not by_columns and a.strides[-1] != 1
@@ -149,7 +148,7 @@ def gemm_blocked_entry(
     code = Code(name)
     args = KernelArguments(code)
     types = [MEMORY_TYPES[operand.dtype] for operand in (a, b, y)]
-    memory = None if buffer is None else ThreadWorkspace(args, buffer, _sums(m, n))
+    memory = ThreadWorkspace.of(args, operands, step, _sums(m, n)) if is_bfloat16(y.dtype) else None
     as_if = in_wide_panels(n)
     panel = panel_width(as_if) * vector_lanes()
     panels = -(-n // panel)
@@ -294,5 +293,5 @@ def gemm_blocked_entry(
         cost=2.0 * count * m * n * k / FLOPS_PER_NS + 300.0,
         in_pieces=True,
         most_pieces=_most_pieces(m // down, panels // across) if count == 1 else Entry.most_pieces,
-        scratch=[] if memory is None else [memory.buffer],
+        scratch=[] if memory is None else memory.scratch,
     )

@@ -56,9 +56,7 @@ def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     if is_mixed(step):
         if not (y.size and a.size and _orientation(a) and _orientation(b)):
             return None
-        nbytes = workspace(step)
-        buffer = operands.workspace(step, 0, nbytes) if nbytes else None
-        return [gemm_blocked_entry(step, operands, a, b, y, _batch(a, b, y), buffer)]
+        return [gemm_blocked_entry(step, operands, a, b, y, _batch(a, b, y))]
     if suits_slices(step) and reads_slices(a, b, y):
         return slice_entries(step, operands, a, b, y)
     if not is_gemm_tn(a, b, y) and suits_split_k(a, b, y):

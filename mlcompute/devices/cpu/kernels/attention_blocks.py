@@ -20,7 +20,7 @@ from mlcompute.devices.cpu.codegen.addressing import (
     ThreadWorkspace,
     owned_by_row,
     prefetch,
-    thread_floats,
+    threads_bytes,
 )
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import Code
@@ -38,15 +38,14 @@ from mlcompute.devices.cpu.gemm.packed_gemm import (
     padded,
 )
 from mlcompute.devices.cpu.runtime.entry import Entry
-from mlcompute.devices.cpu.runtime.threads import planned_threads
 from mlcompute.devices.loop_nest import Operand, Operands, broadcast_strides
 from mlcompute.ops.op import FLOAT32, Shape, Step
 
 #: Scores of a block of queries, at most, if a block is to have more than two dozen.
 _BLOCK_SCORES = 32768
-#: Dozens of queries of a block, at most, where a mask may forbid keys to all of them: a smaller block leaves out more.
-#: Just less than the keys that are left out at once.
-_MASKED_TILES = 5
+#: Queries of a block where a mask may forbid keys to all of them: a smaller block leaves out more. As many as keys are
+#: left out at once, so that the first block of a causal mask looks at as many keys as it has queries.
+_MASKED_BLOCK = 64
 #: Queries whose softmax is computed together.
 _TOGETHER = 4
 #: Blocks of a mask's gradient, if it has so many queries.
@@ -67,7 +66,7 @@ class Sizes:
     keys: int
     width: int
     value_width: int
-    #: Queries of a block: full tiles of the gemm, which are 6 or 12 rows high.
+    #: Queries of a block: mostly full tiles of the gemm, which are 6 or 12 rows high.
     block: int
 
     @classmethod
@@ -75,14 +74,13 @@ class Sizes:
         q, k, v = step.inputs[first_input(step) : first_input(step) + 3]
         (samples, heads, queries, width), keys = q.shape, k.shape[2]
         tiles = max(2, _BLOCK_SCORES // (12 * padded(keys)))
-        if _has_mask_of_pairs(step):
-            tiles = min(tiles, _MASKED_TILES)
         if step.op.name == "attention_mask_gradient":
             # Threads share the blocks of the mask: a mask that all samples share needs several.
             n, m, rows, _ = four_extents(step.results[0].shape)
             per_mask = -(-_MASK_BLOCKS // (n * m)) if rows == queries else 1
             tiles = min(tiles, max(2, -(-queries // (12 * per_mask))))
-        return cls(samples, heads, queries, keys, width, v.shape[3], min(queries, 12 * tiles))
+        block = min(queries, 12 * tiles, _MASKED_BLOCK if _has_mask_of_pairs(step) else queries)
+        return cls(samples, heads, queries, keys, width, v.shape[3], block)
 
     def cost(self, passes: float) -> float:
         """Nanoseconds of a softmax and of some pairs of matmuls, one with the keys and one with the values."""
@@ -156,7 +154,7 @@ def workspace(step: Step) -> int:
     """Bytes for the threads' own memory."""
     if not all(value.dtype == FLOAT32 and value.size for value in step.inputs):
         return 0
-    return 4 * thread_floats(_parts(step)) * planned_threads()
+    return threads_bytes(_parts(step))
 
 
 class Packer:
@@ -201,7 +199,7 @@ class AttentionKernel:
         self.sizes = s = Sizes.of(step)
         self.code = code = Code(step.op.name)
         self.args = args = KernelArguments(code)
-        self.memory = ThreadWorkspace(args, operands.workspace(step, 0, workspace(step)), _parts(step))
+        self.memory = ThreadWorkspace.of(args, operands, step, _parts(step))
         # Full samples where that is even enough: then no barrier is needed beside kernels that share samples, too.
         is_even = s.samples % operands.threads == 0 or s.samples >= 8 * operands.threads
         self.rows = s.samples if not units and is_even and operands.threads <= self.memory.count else 0
@@ -407,7 +405,7 @@ class AttentionKernel:
             kernel=kernel,
             cost=self.sizes.cost(passes),
             in_pieces=True,
-            scratch=[self.memory.buffer],
+            scratch=self.memory.scratch,
         )
 
 

@@ -147,15 +147,17 @@ def _is_native(step: Step) -> bool:
 def _computes_in_bfloat16(step: Step) -> bool:
     """Are all images bfloat16, and is oneDNN fastest with the machine's instructions for them?
 
-    AVX512_BF16 halves the time of a sum, Winograd's algorithm in float32 saves more; AMX is faster than both. With few
-    pixels, bringing the weights into oneDNN's format takes longer than the sums; few channels leave its vectors empty.
+    AVX512_BF16 halves the time of a sum, Winograd's algorithm in float32 saves more unless the stride is two; AMX is
+    faster than both. With few pixels, bringing the weights into oneDNN's format takes longer than the sums; few
+    channels leave its vectors empty.
     """
     images = (step.inputs[0], step.inputs[1] if step.op.name == "convolution_weight_gradient" else step.results[0])
     if not (all(is_bfloat16(image.dtype) for image in images) and onednn.has_bfloat16_convolutions()):
         return False
     if has_few_pixels(step) or _has_few_channels(step):
         return False
-    if winograd_sizes(step) is not None and not onednn.has_amx_instructions():
+    tiles = winograd_sizes(step)
+    if tiles is not None and tiles.phases is None and not onednn.has_amx_instructions():
         return False
     return step.attributes["groups"] == 1 or not _is_slow_depthwise(step, _Plan(step, _slices_of(step)).primitives)
 

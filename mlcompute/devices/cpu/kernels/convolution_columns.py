@@ -23,7 +23,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, thread_floats
+from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, threads_bytes
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, Variable, copy_line, splat_constant
@@ -244,7 +244,7 @@ class _Windows:
 
 def gradient_workspace(step: Step, sizes: Columns) -> int:
     """Bytes for the sums of every thread."""
-    return 4 * thread_floats(_sums(step, sizes)) * planned_threads()
+    return threads_bytes(_sums(step, sizes))
 
 
 def _sums(step: Step, sizes: Columns) -> dict[str, int]:
@@ -321,7 +321,7 @@ def gradient_entry(step: Step, operands: Operands, sizes: Columns, images: Seque
     """For operands that are dense."""
     code = Code("convolution_columns")
     args = KernelArguments(code)
-    memory = ThreadWorkspace(args, operands.workspace(step, 0, gradient_workspace(step, sizes)), _sums(step, sizes))
+    memory = ThreadWorkspace.of(args, operands, step, _sums(step, sizes))
     types = [MEMORY_TYPES[image.dtype] for image in images]
     windows, lanes, panel = _Windows(args, step, sizes), vector_lanes(), sizes.panel
     (block_outputs, block_taps), inputs = sizes.block, windows.inputs
@@ -373,5 +373,5 @@ def gradient_entry(step: Step, operands: Operands, sizes: Columns, images: Seque
         kernel=f"gemm of columns, blocks of {block_outputs} outputs" + f", {block_taps} taps" * (along > 1),
         cost=2.0 * sizes.w[0] * sizes.depth * sizes.pixels / FLOPS_PER_NS,
         in_pieces=True,
-        scratch=[memory.buffer],
+        scratch=memory.scratch,
     )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, aligned, thread_floats
+from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, aligned, threads_bytes
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code
 from mlcompute.devices.cpu.codegen.loops import Line, Variable, add_line, fill_line, splat_constant, vector_loop
@@ -23,7 +23,7 @@ from mlcompute.devices.cpu.kernels.convolution_windows import BLOCK, Windows
 from mlcompute.devices.cpu.kernels.slice_sums import sum_of_slices_entry
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.memory import address_of
-from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
+from mlcompute.devices.cpu.runtime.threads import machine_slices
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.op import Step
 
@@ -50,7 +50,7 @@ def _parts(windows: Windows) -> dict[str, int]:
 
 def image_workspace(windows: Windows) -> int:
     """Bytes for the filters, and for every thread's list of taps."""
-    return 4 * (_filter_floats(windows) + thread_floats(_parts(windows)) * planned_threads())
+    return 4 * _filter_floats(windows) + threads_bytes(_parts(windows))
 
 
 def image_entries(
@@ -102,7 +102,7 @@ def _multiply_entry(
         args.values,
         reads=[image, filters],
         writes=[result],
-        scratch=[memory.buffer],
+        scratch=memory.scratch,
         kernel="depthwise",
         cost=windows.flops * _NS_PER_FLOP,
         in_pieces=True,

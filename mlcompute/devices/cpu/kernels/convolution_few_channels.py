@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, aligned, thread_floats
+from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, aligned, threads_bytes
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, add_line, fill_line
@@ -112,7 +112,7 @@ class FewChannels(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes for the packed filters, and for every thread's columns."""
-        return 4 * (self.packed_floats + thread_floats(self.thread_parts) * planned_threads())
+        return 4 * self.packed_floats + threads_bytes(self.thread_parts)
 
 
 def few_channels(step: Step) -> FewChannels | None:
@@ -258,7 +258,7 @@ def _multiply_entry(
         by_row={0, 2},
         kernel="gemm of taps, added",
         cost=pixels * sizes.columns * (2.0 * sizes.depth / FLOPS_PER_NS + 0.1),
-        scratch=[memory.buffer],
+        scratch=memory.scratch,
     )
 
 

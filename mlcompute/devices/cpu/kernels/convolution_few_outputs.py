@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, aligned, thread_floats
+from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, aligned, threads_bytes
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, copy_line, fill_line
@@ -31,7 +31,7 @@ from mlcompute.devices.cpu.gemm.packed_gemm import (
 )
 from mlcompute.devices.cpu.kernels.slice_sums import sum_of_slices_entry
 from mlcompute.devices.cpu.runtime.entry import Entry
-from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
+from mlcompute.devices.cpu.runtime.threads import machine_slices
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.images import convolution_shapes
 from mlcompute.ops.op import FLOAT32, Shape, Step
@@ -85,7 +85,7 @@ class FewOutputs(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes for the sums of all slices, and for every thread's rows."""
-        return 4 * (self.slices * self.floats + thread_floats(self.thread_parts) * planned_threads())
+        return 4 * self.slices * self.floats + threads_bytes(self.thread_parts)
 
 
 def few_outputs(step: Step) -> FewOutputs | None:
@@ -159,7 +159,7 @@ def _sums_entry(step: Step, sizes: FewOutputs, images: Sequence[Operand], sums: 
         args.values,
         reads=list(images),
         writes=[sums],
-        scratch=[memory.buffer],
+        scratch=memory.scratch,
         kernel=f"gemm of outputs and taps x{sizes.slices}",
         cost=1.5 * flops / FLOPS_PER_NS,
         in_pieces=True,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, aligned, thread_floats
+from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, aligned, threads_bytes
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, copy_line, fill_line, tail_mask
@@ -32,7 +32,7 @@ from mlcompute.devices.cpu.kernels.convolution_windows import BLOCK, Windows
 from mlcompute.devices.cpu.kernels.slice_sums import sum_of_slices_entry
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.memory import address_of
-from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
+from mlcompute.devices.cpu.runtime.threads import machine_slices
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.op import Array, Step
 
@@ -173,7 +173,7 @@ def _parts(windows: Windows) -> dict[str, int]:
 
 def image_workspace(windows: Windows) -> int:
     """Bytes for the packed filters, and for every thread's block."""
-    return 4 * (aligned(windows.groups * _filter_floats(windows)) + thread_floats(_parts(windows)) * planned_threads())
+    return 4 * aligned(windows.groups * _filter_floats(windows)) + threads_bytes(_parts(windows))
 
 
 def image_entries(
@@ -253,7 +253,7 @@ def _multiply_entry(
         args.values,
         reads=[image, packed],
         writes=[result],
-        scratch=[memory.buffer],
+        scratch=memory.scratch,
         kernel="gemm of windows",
         cost=windows.flops / FLOPS_PER_NS + 20.0 * windows.pixels,
         in_pieces=True,
@@ -282,8 +282,7 @@ def _gradient_floats(windows: Windows) -> int:
 
 def gradient_workspace(windows: Windows) -> int:
     """Bytes for the sums of all slices, and for every thread's block."""
-    threads = thread_floats(_gradient_parts(windows)) * planned_threads()
-    return 4 * (_slices(windows) * _gradient_floats(windows) + threads)
+    return 4 * _slices(windows) * _gradient_floats(windows) + threads_bytes(_gradient_parts(windows))
 
 
 def gradient_entries(
@@ -339,7 +338,7 @@ def _sums_entry(step: Step, windows: Windows, images: Sequence[Operand], sums: O
         args.values,
         reads=list(images),
         writes=[sums],
-        scratch=[memory.buffer],
+        scratch=memory.scratch,
         kernel=f"gemm of windows x{_slices(windows)}",
         cost=windows.flops / FLOPS_PER_NS + 20.0 * windows.pixels,
         in_pieces=True,

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, thread_floats
+from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, thread_floats, threads_bytes
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
 from mlcompute.devices.cpu.gemm.packed_gemm import (
@@ -29,7 +29,7 @@ from mlcompute.devices.cpu.gemm.packed_gemm import (
 )
 from mlcompute.devices.cpu.kernels.slice_sums import sum_of_slices_entry
 from mlcompute.devices.cpu.runtime.entry import Entry
-from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
+from mlcompute.devices.cpu.runtime.threads import machine_slices
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.images import convolution_shapes
 from mlcompute.ops.op import FLOAT32, Step
@@ -79,7 +79,7 @@ class Pointwise(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes for the sums of all slices, and for every thread's packed pixels."""
-        return 4 * (self.slices * self.slice_stride + thread_floats(self.thread_parts) * planned_threads())
+        return 4 * self.slices * self.slice_stride + threads_bytes(self.thread_parts)
 
 
 def pointwise_gradient(step: Step) -> Pointwise | None:
@@ -140,7 +140,7 @@ def _products_entry(step: Step, sizes: Pointwise, images: Sequence[Operand], sum
         args.values,
         reads=list(images),
         writes=[sums],
-        scratch=[memory.buffer],
+        scratch=memory.scratch,
         kernel=f"gemm of pixels x{sizes.slices}",
         cost=2.0 * math.prod(sizes[:3]) / FLOPS_PER_NS,
         in_pieces=True,

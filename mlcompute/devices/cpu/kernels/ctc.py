@@ -7,14 +7,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlcompute.devices.cpu.codegen.addressing import StridedArray, ThreadWorkspace, aligned, thread_floats
+from mlcompute.devices.cpu.codegen.addressing import (
+    StridedArray,
+    ThreadWorkspace,
+    aligned,
+    threads_bytes,
+)
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import Code
 from mlcompute.devices.cpu.codegen.loops import Line, Variable, fill_line, splat, splat_constant, vector_loop
 from mlcompute.devices.cpu.codegen.math import exp, log
 from mlcompute.devices.cpu.codegen.simd import SimdValue, select
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
-from mlcompute.devices.cpu.runtime.threads import planned_threads
 from mlcompute.devices.loop_nest import Operands
 from mlcompute.ops.ctc import LOG_ZERO
 from mlcompute.ops.op import FLOAT32, Step
@@ -36,7 +40,7 @@ def _width(step: Step) -> int:
 
 
 def _workspace(step: Step) -> int:
-    return 4 * thread_floats(_parts(step)) * planned_threads() if step.inputs[0].dtype == FLOAT32 else 0
+    return threads_bytes(_parts(step)) if step.inputs[0].dtype == FLOAT32 else 0
 
 
 def ctc_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
@@ -48,8 +52,7 @@ def ctc_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
         return None
     code, status = Code("ctc_loss"), np.zeros(1, np.int64)
     args = KernelArguments(code)
-    buffer = operands.workspace(step, 0, _workspace(step))
-    sample_kernel = _Sample(args, step, ThreadWorkspace(args, buffer, _parts(step)))
+    sample_kernel = _Sample(args, step, ThreadWorkspace.of(args, operands, step, _parts(step)))
     failed = args.pointer(status)
     n, steps, classes = x.shape
     samples, t_count, c_count, longest = args.numbers([n, steps, classes, targets.shape[1]])
@@ -85,7 +88,7 @@ def ctc_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
         rows=0,
         kernel="ctc loss",
         cost=n * steps * (20.0 * states + 0.3 * classes),
-        scratch=[buffer],
+        scratch=sample_kernel.memory.scratch,
         status=status,
     )
     return [entry]

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, thread_floats
+from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, threads_bytes
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, address_at, axis_registers, unravel_index
 from mlcompute.devices.cpu.kernels.elementwise_ops import has_half
 from mlcompute.devices.cpu.kernels.sorting import DIGIT, Elements, capacity, keep_and_sort, keep_in_order, radix_sort
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
-from mlcompute.devices.cpu.runtime.threads import planned_threads
 from mlcompute.devices.loop_nest import Operands, collapsed_axes
 from mlcompute.ops.op import Step
 
@@ -52,7 +51,7 @@ def _parts(step: Step) -> dict[str, int]:
 
 def sort_workspace(step: Step) -> int:
     """Bytes for every thread's line."""
-    return 4 * thread_floats(_parts(step)) * planned_threads() if _is_native(step.inputs[0].dtype) else 0
+    return threads_bytes(_parts(step)) if _is_native(step.inputs[0].dtype) else 0
 
 
 def _is_native(dtype: np.dtype[Any]) -> bool:
@@ -71,7 +70,7 @@ def sort_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     args = KernelArguments(code)
     source, target, places = (args.pointer(operand) for operand in (x, values, indices))
     parts = _parts(step)
-    memory = ThreadWorkspace(args, operands.workspace(step, 0, sort_workspace(step)), parts)
+    memory = ThreadWorkspace.of(args, operands, step, parts)
     extent, kept, limit = args.numbers([x.shape[axis], count, room or 0])
     by_x, by_value, by_index = args.numbers([operand.strides[axis] for operand in (x, values, indices)])
     stride = None if x.strides[axis] == 1 else by_x
@@ -97,7 +96,7 @@ def sort_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
             code.store(code.at(found, code.mul(number, by_index), "i64"), "i64", index)
     return [
         Entry(
-            step, code, args.values, reads=[x], writes=[values, indices], scratch=[memory.buffer],
+            step, code, args.values, reads=[x], writes=[values, indices], scratch=memory.scratch,
             kernel=kernel, cost=x.size * (10.0 if room is None else 1.0),
         )
     ]  # fmt: skip

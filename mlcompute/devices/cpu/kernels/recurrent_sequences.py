@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlcompute.devices.cpu.codegen.addressing import DenseArray, StridedArray, aligned, thread_floats
+from mlcompute.devices.cpu.codegen.addressing import DenseArray, StridedArray, aligned, threads_bytes
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import copy_line, vector_loop
@@ -23,7 +23,7 @@ from mlcompute.devices.cpu.gemm.packed_gemm import (
     tallest_tile,
 )
 from mlcompute.devices.cpu.runtime.entry import Entry
-from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
+from mlcompute.devices.cpu.runtime.threads import machine_slices
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.op import FLOAT32, Array, Step, Value
 
@@ -120,7 +120,7 @@ def _parts(r: Recurrence) -> dict[str, int]:
     state = r.samples * r.hidden
     firsts = {"h0": state, "c0": state} if r.has_cells else {"h0": state}
     weights = {"wx": padded(r.inputs) * r.from_inputs, "wh": padded(r.hidden) * r.from_hidden}
-    own = thread_floats(weight_gradient_parts(r)) * planned_threads()
+    own = threads_bytes(weight_gradient_parts(r)) // 4
     slices = (weight_gradient_slices(r) - 1) * slice_floats(r)
     others = {"slices": slices} if slices else {}
     return {"dz": r.samples * r.steps * r.gates, "dh": state, **firsts, **weights, "own": own, **others}

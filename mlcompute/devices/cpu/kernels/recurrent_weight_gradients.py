@@ -57,7 +57,7 @@ def _sums_of_slices(r: Recurrence, named: Named, buffers: Named, lengths: Sequen
     code, count = Code("recurrent_weights"), weight_gradient_slices(r)
     args = KernelArguments(code)
     s = Sequences(args, r, lengths)
-    memory = ThreadWorkspace(args, buffers["own"], weight_gradient_parts(r))
+    memory = ThreadWorkspace(args, buffers.get("own"), weight_gradient_parts(r))
     # Samples and times one after the other, as they lie.
     dz, outputs = s.dense(buffers["dz"], s.gates), s.dense(y, s.hidden)
     inputs, h_first = s.strided(x), s.dense(buffers["h0"], s.hidden)
@@ -146,7 +146,7 @@ def _sums_of_slices(r: Recurrence, named: Named, buffers: Named, lengths: Sequen
         writes=[dwx, dwh, db, *([buffers["slices"]] if count > 1 else [])],
         kernel=r.kernel("gradients of the weights"),
         cost=r.product_cost(r.inputs + r.hidden),
-        scratch=[memory.buffer],
+        scratch=memory.scratch,
     )
 
 

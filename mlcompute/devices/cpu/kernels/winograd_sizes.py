@@ -6,12 +6,12 @@ import math
 import os
 from typing import NamedTuple
 
-from mlcompute.devices.cpu.codegen.addressing import aligned, thread_floats
+from mlcompute.devices.cpu.codegen.addressing import aligned, thread_floats, threads_bytes
 from mlcompute.devices.cpu.codegen.code import vector_lanes
 from mlcompute.devices.cpu.gemm.packed_gemm import FLOPS_PER_NS, panel_width
 from mlcompute.devices.cpu.kernels.convolution_windows import taps_inside
 from mlcompute.devices.cpu.kernels.winograd_transforms import Form, forms
-from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
+from mlcompute.devices.cpu.runtime.threads import machine_slices
 from mlcompute.ops.images import convolution_shapes
 from mlcompute.ops.op import Shape, Step
 
@@ -35,6 +35,47 @@ _CACHED_FILTERS, _READING = 2_400_000, 3.0
 _PART = 1_300_000
 #: Filters (inputs times outputs) whose points take more memory than they save time.
 _MOST_FILTERS = 256 * 256
+#: Of stride two, and of volumes: floats of the points of filters, at most, what one of them or of the filters costs in
+#: nanoseconds, and how much longer tiles take than estimated.
+_MOST_POINTS, _PER_FILTER, _LONGER = 36 * 256 * 256, 1.2, 1.15
+
+
+class Phases(NamedTuple):
+    """A convolution of stride two as one of stride one: of the pixels in even and odd rows and columns, which are four
+    images, or the channels of one. Each has every other tap of a filter, down and across.
+
+        x (2 i + a - top, 2 j + b - left, c)   is   (i, j, (a, b, c))
+        w (o, c, 2 p + a, 2 q + b)             is   (o, (a, b, c), p, q)
+
+    extent      taps of the filter in one direction; an odd number leaves the last of some phases 0
+    channels    of x
+    top, left   rows and columns of zeros before x
+    of_result   is it the result that has phases (in the gradient of the input), and not the source?
+    """
+
+    extent: int
+    channels: int
+    top: int
+    left: int
+    of_result: bool
+
+
+class Planes(NamedTuple):
+    """A convolution of volumes as one of images: of every plane of the result, whose channels are those of the planes
+    under the taps along the depth, one plane after the other.
+
+    taps       along the depth, and `step` from one to the next
+    channels   of a volume, of the source
+    front      planes of zeros before the source
+    source, result   planes of a sample
+    """
+
+    taps: int
+    step: int
+    channels: int
+    front: int
+    source: int
+    result: int
 
 
 class Sizes(NamedTuple):
@@ -48,6 +89,8 @@ class Sizes(NamedTuple):
     dilations      from one pixel of a tile to the next
     groups         products per point
     merged         groups of filters in one product
+    phases         of a convolution of stride two: depth or channels are theirs
+    planes         of a convolution of volumes: samples and depth are theirs
     """
 
     down: Form
@@ -63,6 +106,8 @@ class Sizes(NamedTuple):
     dilations: tuple[int, int] = (1, 1)
     groups: int = 1
     merged: int = 1
+    phases: Phases | None = None
+    planes: Planes | None = None
 
     @property
     def points(self) -> int:
@@ -123,7 +168,8 @@ class Sizes(NamedTuple):
     def code_key(self) -> str:
         """Everything a kernel's code depends on; extents are arguments."""
         choices = f"{panel_width(self.channels)} {self.filled} {self.merged > 1} {vector_lanes()}"
-        return f"{self.down} {self.across} {choices}"
+        phases = self.phases and (self.phases.extent, self.phases.of_result)
+        return f"{self.down} {self.across} {choices} {phases} {self.planes is not None}"
 
     @property
     def cost(self) -> float:
@@ -135,7 +181,13 @@ class Sizes(NamedTuple):
 def winograd_sizes(step: Step) -> Sizes | None:
     """The sizes of a step that this form suits, None for all others. Depth and channels are those of the product."""
     a, (x, w, y) = step.attributes, convolution_shapes(step)
-    if len(w) != 4 or not forms(*w[2:]) or not is_allowed():
+    if not is_allowed():
+        return None
+    if len(w) == 5:
+        return _of_planes(step)
+    if len(w) == 4 and a["strides"] == (2, 2):
+        return _in_phases(step)
+    if len(w) != 4 or not forms(*w[2:]) or w[2] == 2:
         return None
     if set(a["strides"]) != {1} or (merged := _merged_groups(w, a["groups"])) is None:
         return None
@@ -169,6 +221,58 @@ def winograd_sizes(step: Step) -> Sizes | None:
     return min(fitting, key=lambda sizes: sizes.cost, default=None)
 
 
+def _in_phases(step: Step) -> Sizes | None:
+    """A convolution of stride two, if it suits."""
+    a, (x, w, y) = step.attributes, convolution_shapes(step)
+    extent, lanes, (top, _, left, _) = w[2], vector_lanes(), a["padding"]
+    taps = -(-extent // 2)
+    if extent != w[3] or a["groups"] > 1 or set(a["dilations"]) != {1} or w[0] % lanes or w[1] % lanes:
+        return None
+    of_result = step.op.name == "convolution_input_gradient"
+    phases = Phases(extent, w[1], top, left, of_result)
+    if of_result:
+        grid = -(-(x[2] + top) // 2), -(-(x[3] + left) // 2)
+        fitting = [Sizes(*both, x[0], y[2:], w[0], grid, 4 * w[1], taps - 1, taps - 1) for both in forms(taps, taps)]
+    else:
+        fitting = [Sizes(*both, x[0], x[2:], 4 * w[1], y[2:], w[0], 0, 0) for both in forms(taps, taps)]
+    return _best(step, [sizes._replace(phases=phases) for sizes in fitting])
+
+
+def _of_planes(step: Step) -> Sizes | None:
+    """A convolution of volumes, if it suits."""
+    a, (x, w, y) = step.attributes, convolution_shapes(step)
+    lanes, (front, _, top, bottom, left, right), (deep, down, across) = vector_lanes(), a["padding"], a["dilations"]
+    taps, reach = w[2], (deep * (w[2] - 1), down * (w[3] - 1), across * (w[4] - 1))
+    both = [] if w[3] == 2 else forms(*w[3:])
+    if set(a["strides"]) != {1} or a["groups"] > 1 or down * across > 1 or w[0] % lanes or w[1] % lanes:
+        return None
+    if max(top, bottom) > reach[1] or max(left, right) > reach[2]:
+        return None
+    if step.op.name == "convolution_input_gradient":
+        planes = Planes(taps, deep, w[0], reach[0] - front, y[2], x[2])
+        source, result, channels, top, left = y[3:], x[3:], w[1], reach[1] - top, reach[2] - left
+    else:
+        planes = Planes(taps, deep, w[1], front, x[2], y[2])
+        source, result, channels = x[3:], y[3:], w[0]
+    samples, depth = x[0] * planes.result, taps * planes.channels
+    fitting = [Sizes(*each, samples, source, depth, result, channels, top, left, planes=planes) for each in both]
+    return _best(step, fitting)
+
+
+def _best(step: Step, fitting: list[Sizes]) -> Sizes | None:
+    """The one of least cost, filters included; None if a plain sum costs less."""
+    _, w, y = convolution_shapes(step)
+    fitting = [sizes for sizes in fitting if sizes.tiles >= _LEAST_TILES and filter_floats(sizes) <= _MOST_POINTS]
+    best = min(fitting, key=_cost_with_filters, default=None)
+    plain = 2.0 * y[0] * w[0] * w[1] * taps_inside(step) / FLOPS_PER_NS + _PER_FILTER * math.prod(w)
+    return best if best is not None and _cost_with_filters(best) < plain else None
+
+
+def _cost_with_filters(sizes: Sizes) -> float:
+    """Nanoseconds, about, where filters may be many beside the pixels."""
+    return _LONGER * sizes.cost + _PER_FILTER * filter_floats(sizes)
+
+
 def _merged_groups(w: Shape, groups: int) -> int | None:
     """Groups of filters that are multiplied as one, to fill vectors; None where that is not possible or wastes most."""
     outputs, inputs, lanes = w[0] // groups, w[1], vector_lanes()
@@ -196,11 +300,6 @@ def thread_parts(sizes: Sizes) -> dict[str, int]:
     }
 
 
-def threads_bytes(sizes: Sizes) -> int:
-    """Bytes of all threads' own memory."""
-    return 4 * thread_floats(thread_parts(sizes)) * planned_threads()
-
-
 def filter_floats(sizes: Sizes) -> int:
     """Floats for the points of the filters of a group."""
     return aligned(sizes.points * sizes.depth * sizes.channels)
@@ -210,9 +309,9 @@ def winograd_workspace(step: Step, sizes: Sizes) -> int:
     """Bytes for the points of filters, or of their gradient once per slice, and for every thread's own memory."""
     if step.op.name == "convolution_weight_gradient":
         cut = cut_filters(sizes)
-        return threads_bytes(cut.part) + cut.sums_bytes
+        return threads_bytes(thread_parts(cut.part)) + cut.sums_bytes
     _, part = cut_channels(sizes)
-    return threads_bytes(part) + 4 * sizes.groups * filter_floats(sizes)
+    return threads_bytes(thread_parts(part)) + 4 * sizes.groups * filter_floats(sizes)
 
 
 class Cut(NamedTuple):
@@ -248,7 +347,7 @@ def cut_filters(sizes: Sizes) -> Cut:
     whole = 4 * sizes.groups * filter_floats(sizes)
     slices = max(1, min(machine_slices(), sizes.samples, max(1, _SUMS // whole)))
     lanes, panel = vector_lanes(), panel_width(sizes.channels) * vector_lanes()
-    all_depth_parts = _divisors(sizes.depth // lanes)
+    all_depth_parts = [parts for parts in _divisors(sizes.depth // lanes) if _keeps_images(sizes, sizes.depth // parts)]
     all_channel_parts = _divisors(-(-sizes.channels // panel)) if sizes.channels % panel == 0 else [1]
     found = []
     for depth_parts in all_depth_parts:
@@ -262,6 +361,13 @@ def cut_filters(sizes: Sizes) -> Cut:
             )
     _, depth_parts, channel_parts, part = min(found, key=lambda choice: choice[:3])
     return Cut(slices, depth_parts, channel_parts, part)
+
+
+def _keeps_images(sizes: Sizes, depth: int) -> bool:
+    """Are parts of so many channels made of full phases or planes, or these of full parts?"""
+    images = sizes.phases or sizes.planes
+    channels = depth if images is None else images.channels
+    return depth % channels == 0 or channels % depth == 0
 
 
 def _divisors(number: int) -> list[int]:

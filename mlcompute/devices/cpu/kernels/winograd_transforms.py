@@ -61,11 +61,15 @@ def _with_roots(roots: Sequence[float]) -> list[float]:
     return coefficients
 
 
-#: By taps. Points are chosen for small errors. Those of the first form need only additions and halves: it is as
-#: accurate as a plain sum. With 2 and -1/2, each the other's negative reciprocal, the others stay within two or three
+#: By taps. Points are chosen for small errors. Those of the first forms need only additions and halves: they are as
+#: accurate as plain sums. With 2 and -1/2, each the other's negative reciprocal, the others stay within two or three
 #: times the error of a plain sum (with 2 and -2 it would be six to ten).
 _SIX = (0.0, 1.0, -1.0, 2.0, -0.5)
-_POINTS: dict[int, list[tuple[int, tuple[float, ...]]]] = {3: [(2, (0.0, 1.0, -1.0)), (4, _SIX)], 5: [(2, _SIX)]}
+_POINTS: dict[int, list[tuple[int, tuple[float, ...]]]] = {
+    2: [(2, (0.0, -1.0)), (3, (0.0, 1.0, -1.0))],
+    3: [(2, (0.0, 1.0, -1.0)), (4, _SIX)],
+    5: [(2, _SIX)],
+}
 
 
 #: The same in one direction only, where errors do not multiply: more points stay as accurate.
