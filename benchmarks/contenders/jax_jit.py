@@ -149,15 +149,7 @@ def gpt2(p: Weights, x: jax.Array, training: bool) -> jax.Array:
     return layer_norm(p, "norm", x) @ p["embedding"].T  # the head shares the weights of the embedding
 
 
-MODELS = {
-    "mlp": mlp,
-    "lenet": lenet,
-    "resnet": resnet,
-    "lstm": lstm,
-    "transformer": transformer,
-    "resnet50": resnet50,
-    "gpt2": gpt2,
-}
+MODELS = {model.__name__: model for model in (mlp, lenet, resnet, lstm, transformer, resnet50, gpt2)}
 
 
 def build(workload: Workload, mode: str, variant: str = "") -> Job:

@@ -275,16 +275,8 @@ def image_network(net: Net, x: mlc.Tensor, layers: Sequence[ImageLayer]) -> mlc.
 
 
 MODELS = {
-    "mlp": mlp,
-    "lenet": lenet,
-    "resnet": resnet,
-    "lstm": lstm,
-    "transformer": transformer,
-    "resnet50": resnet50,
-    "gpt2": gpt2,
-    "stacked_lstm": stacked_lstm,
-    "convnext": convnext,
-    "wavenet": wavenet,
+    model.__name__: model
+    for model in (mlp, lenet, resnet, lstm, transformer, resnet50, gpt2, stacked_lstm, convnext, wavenet)
 }
 SYNCHRONOUS = mlc.ExecutionOptions.SYNCHRONOUS
 

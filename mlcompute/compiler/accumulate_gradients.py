@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlcompute import ops
 from mlcompute.compiler.context import Context
+from mlcompute.ops.bfloat16 import at_least_float32
 from mlcompute.ops.op import FLOAT32, Step
 
 #: What is fed with every batch: what its gradients count in the sum, and whether they are added to those before (1) or
@@ -28,7 +29,7 @@ def accumulate_gradients(steps: list[Step], context: Context) -> list[Step]:
             continue
         trace.layer = run.values[tensor].label
         # In half precision, small gradients would vanish beside a large sum.
-        dtype = FLOAT32 if gradient.dtype.itemsize < FLOAT32.itemsize else gradient.dtype
+        dtype = at_least_float32(gradient.dtype)
         before = trace.value(gradient.shape, dtype, "state", "gradient sum")
         total = ops.select(is_kept, before, 0.0) + ops.convert(gradient, dtype) * ops.convert(share, dtype)
         ops.assign(before, total)

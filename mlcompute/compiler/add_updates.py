@@ -8,6 +8,7 @@ from mlcompute.compiler.context import Context
 from mlcompute.compiler.schedule_updates import store_early
 from mlcompute.compiler.share_updates import share_updates
 from mlcompute.compiler.update import Updated, update
+from mlcompute.ops.bfloat16 import at_least_float32
 from mlcompute.ops.op import FLOAT32, Shape, Step, Trace, Value
 from mlcompute.optimizers.optimizer import Members
 
@@ -28,7 +29,7 @@ def add_updates(steps: list[Step], context: Context) -> list[Step]:
             continue
         value = run.values[tensor]
         # Second moments of small gradients vanish in half precision: state is kept in float32 at least.
-        dtype = FLOAT32 if value.dtype.itemsize < FLOAT32.itemsize else value.dtype
+        dtype = at_least_float32(value.dtype)
         groups = members[value] = context.request.groups.get(tensor, ())
         layout = layouts.get((groups, value.shape))
         if layout is None:
@@ -41,7 +42,7 @@ def add_updates(steps: list[Step], context: Context) -> list[Step]:
     names = optimizer.scalars_of(1, set(members.values()))
     program.scalars.update({name: trace.value((), FLOAT32, "scalar", name) for name in names})
     if context.request.out_of_place:
-        _place_elsewhere(context, trace, update(trace, optimizer, updated, program.scalars, members), len(steps))
+        _store_out_of_place(context, trace, update(trace, optimizer, updated, program.scalars, members), len(steps))
         return _beside_readers(trace.steps, len(steps))
     if context.fuses_elementwise:
         updated = share_updates(trace, optimizer, updated, program.scalars, context.engine.supports, members)
@@ -50,7 +51,7 @@ def add_updates(steps: list[Step], context: Context) -> list[Step]:
     return trace.steps
 
 
-def _place_elsewhere(context: Context, trace: Trace, pairs: list[tuple[Value, Value]], start: int) -> None:
+def _store_out_of_place(context: Context, trace: Trace, pairs: list[tuple[Value, Value]], start: int) -> None:
     """New parameters, and new state where that is asked for, do not overwrite the old ones."""
     program, moves_states = context.program, context.request.moves_states
     targets: dict[Value, Value] = {}

@@ -87,7 +87,7 @@ class _Layout:
             for value in step.inputs:
                 self.first(value, step)
             self.steps.append(step)
-            self._remember_view(step)
+            self._record_view(step)
 
     def _keeps_channels(self, step: Step) -> bool:
         """Does a reshape of an image with a twin leave samples and channels alone?"""
@@ -100,7 +100,7 @@ class _Layout:
         rank = len(step.results[0].shape)
         return rank in _RANKS and tuple(step.attributes["axes"]) == order(rank)
 
-    def _remember_view(self, step: Step) -> None:
+    def _record_view(self, step: Step) -> None:
         """Of a view outside all regions: is it dense, and is it of channels-last values?"""
         if not step.op.is_view:
             return

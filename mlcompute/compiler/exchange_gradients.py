@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from mlcompute import ops
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.program import Program
-from mlcompute.ops.op import FLOAT32, Step, Trace, Value
+from mlcompute.ops.bfloat16 import at_least_float32
+from mlcompute.ops.op import Step, Trace, Value
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.tensor import Tensor
 
@@ -53,7 +54,7 @@ def exchange_gradients(steps: list[Step], context: Context) -> list[Step]:
         if gradient is None:
             continue
         trace.layer = run.values[tensor].label
-        dtype = FLOAT32 if gradient.dtype.itemsize < FLOAT32.itemsize else gradient.dtype
+        dtype = at_least_float32(gradient.dtype)
         exchanged = trace.value(gradient.shape, dtype, "state", "exchanged gradient")
         ops.assign(exchanged, ops.convert(gradient, dtype))
         program.exchanged[tensor] = exchanged

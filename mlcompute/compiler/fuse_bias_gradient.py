@@ -63,7 +63,7 @@ def _fusion(
         early = [each for each in index.readers.get(db, []) if index.positions[each] < index.positions[product]]
         if product in taken or product.phase != total.phase:
             continue
-        if not all(_may_follow(view, product, index) for view in early):
+        if not all(_is_read_later(view, product, index) for view in early):
             continue
         together = _fused(product, total, factor, dz, index)
         if together is not None and context.engine.supports(together):
@@ -88,7 +88,7 @@ def _products(shown: list[Value], rows: Value, index: Index) -> list[tuple[Step,
     return found
 
 
-def _may_follow(view: Step, product: Step, index: Index) -> bool:
+def _is_read_later(view: Step, product: Step, index: Index) -> bool:
     """Is it a view that nobody reads before the product?"""
     readers = index.readers.get(view.results[0], [])
     return view.op.is_view and all(index.positions[reader] > index.positions[product] for reader in readers)

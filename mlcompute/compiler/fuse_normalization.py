@@ -204,7 +204,7 @@ class _Group:
             else:
                 is_later = all(self.run.places[reader] > self.place for reader in after)
                 fits = result.shape == self.shape and is_later
-            if fits and self._reads_what_stays(step) and self._fits(step):
+            if fits and self._reads_unchanged(step) and self._fits(step):
                 self.members[step] = None
                 self.made.add(result)
                 read.update(step.inputs)
@@ -217,7 +217,7 @@ class _Group:
         for place in range(self.place + 1, min(len(self.index.steps), self.place + _WINDOW)):
             step = self.index.steps[place]
             self.overwritten.update(overwritten_by(step))
-            if not self._is_candidate(step) or step.results[0].shape != self.shape or not self._reads_what_stays(step):
+            if not self._is_candidate(step) or step.results[0].shape != self.shape or not self._reads_unchanged(step):
                 continue
             views: dict[Step, None] = {}
             joining: dict[Step, None] = {}
@@ -260,7 +260,7 @@ class _Group:
                 del self.members[step]
                 self.made.discard(result)
 
-    def _reads_what_stays(self, step: Step) -> bool:
+    def _reads_unchanged(self, step: Step) -> bool:
         """Is nothing it reads overwritten between it and the normalisation?"""
         return not any(self.index.base(value) in self.overwritten for value in step.inputs)
 

@@ -57,7 +57,7 @@ class _PoolIndices:
         select = self._masked(masks[0], gradient) if len(masks) == 1 else None
         if masks and select is None:
             return
-        kept = y.nbytes if select is not None and not self._stays(y) else 0
+        kept = y.nbytes if select is not None and not self._is_read_by_gradient(y) else 0
         if kept + y.size >= x.nbytes:
             return
         indices = self.trace.value(y.shape, INDEX_TYPE)
@@ -83,7 +83,7 @@ class _PoolIndices:
         array = self.trace.constants.get(value)
         return array is not None and not any(array.tobytes())  # not -0
 
-    def _stays(self, value: Value) -> bool:
+    def _is_read_by_gradient(self, value: Value) -> bool:
         """Does the gradient pass read a value anyway?"""
         return value in self.keep or any(step.phase == "gradient" for step in self.readers.get(value, []))
 

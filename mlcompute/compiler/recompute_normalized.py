@@ -134,14 +134,14 @@ def _elementwise_closure(step: Step, index: Index) -> list[Step] | None:
         for reader in index.readers.get(pending.pop(), ()):
             is_one = reader.op.family == "elementwise" and reader.op.is_pure and reader.phase == "forward"
             others = [value for value in reader.inputs if value not in values]
-            if is_one and reader not in found and all(_is_small_and_lasting(value, n, index) for value in others):
+            if is_one and reader not in found and all(_is_small_and_persistent(value, n, index) for value in others):
                 found.append(reader)
                 values.add(reader.results[0])
                 pending.append(reader.results[0])
     return sorted(found, key=lambda each: index.positions[each])
 
 
-def _is_small_and_lasting(value: Value, n: Value, index: Index) -> bool:
+def _is_small_and_persistent(value: Value, n: Value, index: Index) -> bool:
     """A parameter, a view of one or a constant with fewer elements, which the gradient pass can read as well."""
     return value.size < n.size and index.base(value).kind in ("parameter", "constant", "scalar")
 

@@ -13,15 +13,8 @@ from collections.abc import Hashable, Iterator
 
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.substitution import Substitution
+from mlcompute.ops.elementwise import FUNCTIONS
 from mlcompute.ops.op import Step, Value, distinct_items, with_inputs
-
-#: Elementwise ops that take longer than writing a value and reading it again.
-_FUNCTIONS = frozenset(
-    (
-        *("exp", "exp2", "expm1", "log", "log2", "log1p", "sigmoid", "softplus", "erf", "sin", "cos", "tan", "pow"),
-        *("asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
-    )
-)
 
 
 def share_recomputed(steps: list[Step], context: Context, cores: tuple[str, ...]) -> list[Step]:
@@ -32,7 +25,7 @@ def share_recomputed(steps: list[Step], context: Context, cores: tuple[str, ...]
     substitution, done = Substitution(), list[Step]()
     for run in _runs(steps, cores):
         same = _repeated(run, cores, context)
-        if any(step.op.name in _FUNCTIONS for step in same):
+        if any(step.op.name in FUNCTIONS for step in same):
             run = [step for step in run if step not in same]
             for step, value in same.items():
                 substitution[step.results[0]] = value

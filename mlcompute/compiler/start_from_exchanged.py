@@ -11,6 +11,7 @@ from mlcompute import ops
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.exchange_gradients import norm_names
 from mlcompute.compiler.request import Tree
+from mlcompute.ops.bfloat16 import at_least_float32
 from mlcompute.ops.op import FLOAT32, Step, Value
 
 
@@ -24,7 +25,7 @@ def start_from_exchanged(steps: list[Step], context: Context) -> list[Step]:
     for tensor in context.request.parameters:
         value = run.value_of(tensor)
         trace.layer = value.label
-        dtype = FLOAT32 if value.dtype.itemsize < FLOAT32.itemsize else value.dtype
+        dtype = at_least_float32(value.dtype)
         program.summands[tensor] = [
             trace.value(value.shape, dtype, "state", "exchanged gradient") for _ in range(_count(order))
         ]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from mlcompute import ops
 from mlcompute.compiler.exchange_gradients import GLOBAL_NORM, group_norm, norm_names
 from mlcompute.enums import GradientClippingType
+from mlcompute.ops.bfloat16 import at_least_float32
 from mlcompute.ops.op import FLOAT32, Trace, Value
 from mlcompute.optimizers.optimizer import AVERAGE, SLOW_WEIGHTS, Members, Optimizer, clip_name, suffix
 
@@ -47,7 +47,7 @@ def update(
     assigned: list[tuple[Value, Value]] = []
     for w, g, state in sorted(parameters, key=lambda parameter: parameter[1].index):
         trace.layer = w.label
-        dtype = _compute_type(w.dtype)
+        dtype = at_least_float32(w.dtype)
         groups = members.get(w, ())
         rule, end = optimizer.rule(groups), suffix(groups)
         names = rule.rule_scalar_names if groups else rule.scalar_names
@@ -61,14 +61,16 @@ def update(
         before = [ops.convert(s, dtype) for s in state]
         own = len(before) - len(rule.followers)
         new, kept = rule.update(h, wide, gradient, before[:own])
-        new, following = _follow(rule, h, new, dict(zip(rule.followers, before[own:], strict=True)))
+        new, following = _averaged(rule, h, new, dict(zip(rule.followers, before[own:], strict=True)))
         targets, values = (w, *state), (new, *kept, *following)
         assigned += [(target, ops.convert(value, target.dtype)) for target, value in zip(targets, values, strict=True)]
     trace.layer, trace.phase = layer, phase
     return assigned
 
 
-def _follow(rule: Optimizer, h: Mapping[str, Value], w: Value, state: Mapping[str, Value]) -> tuple[Value, list[Value]]:
+def _averaged(
+    rule: Optimizer, h: Mapping[str, Value], w: Value, state: Mapping[str, Value]
+) -> tuple[Value, list[Value]]:
     """The parameter after slow weights were looked at, and the new slow weights and average."""
     kept = []
     if SLOW_WEIGHTS in state:
@@ -99,7 +101,7 @@ def _clipped_by_groups(
     for w, g, state in parameters:
         group = optimizer.clipping_group(members.get(w, ()))
         if group is not None:
-            wide = ops.convert(g, _compute_type(g.dtype))
+            wide = ops.convert(g, at_least_float32(g.dtype))
             g = wide * ops.convert(factors[group], wide.dtype)
         clipped.append((w, g, state))
     return clipped
@@ -125,11 +127,6 @@ def is_elementwise(optimizer: Optimizer, members: Iterable[Members]) -> bool:
     return True
 
 
-def _compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Half-precision parameters are updated in float32 and rounded once, at the end."""
-    return FLOAT32 if dtype.itemsize < FLOAT32.itemsize else dtype
-
-
 def _clip(optimizer: Optimizer, g: Value, scalars: Mapping[str, Value], common: Value | None) -> Value:
     """The clipped gradient. Switched off, all limits are infinite and g passes bitwise, NaN and infinity too."""
     if not optimizer.has_clipping:
@@ -145,14 +142,14 @@ def _clip(optimizer: Optimizer, g: Value, scalars: Mapping[str, Value], common: 
 def _global_norm(trace: Trace, optimizer: Optimizer, gradients: Sequence[Value]) -> Value:
     """Root of the sum of all squared gradients, or the number given instead of it; rank 0."""
     if optimizer.custom_global_norm:
-        dtype = np.result_type(*(_compute_type(g.dtype) for g in gradients))
+        dtype = np.result_type(*(at_least_float32(g.dtype) for g in gradients))
         return trace.constant(optimizer.custom_global_norm, dtype)
     return _norm(gradients)
 
 
 def _norm(gradients: Sequence[Value]) -> Value:
     """Root of the sum of all squares; rank 0."""
-    dtype = np.result_type(*(_compute_type(g.dtype) for g in gradients))
+    dtype = np.result_type(*(at_least_float32(g.dtype) for g in gradients))
     total: Value | None = None
     for g in gradients:
         wide = ops.convert(g, dtype)

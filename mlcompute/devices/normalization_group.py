@@ -51,7 +51,7 @@ class NormalizationGroup:
                 if value in self.makers:
                     continue
                 is_statistic = each is self.core and number >= len(self.along)
-                if not is_statistic and not self._lies_known(operands[value]):
+                if not is_statistic and not self._is_per_result(operands[value]):
                     self.inputs.setdefault(value, self._place(f"a{len(self.inputs)}", operands[value]))
                 else:
                     self.known.setdefault(value, self._place(f"p{len(self.known)}", operands[value]))
@@ -68,7 +68,7 @@ class NormalizationGroup:
     def _place(self, name: str, operand: Operand) -> Place:
         return Place(name, operand, broadcast_strides(operand, self.shape))
 
-    def _lies_known(self, operand: Operand) -> bool:
+    def _is_per_result(self, operand: Operand) -> bool:
         """Is an operand the same for all elements of a result? One of the normalised value's own shape is full."""
         if operand.shape == self.shape:
             return False

@@ -58,4 +58,4 @@ class Barrier:
         while slot[at] != number:
             asked += 1  # from 1 on: sleeps begin short
             waiting = [rank for rank, other in self._others if other[at] != number]
-            self._exchange.look_for(kind, waiting, lambda peer: slots[peer][at] != number, begun, asked)
+            self._exchange.expect_alive(kind, waiting, lambda peer: slots[peer][at] != number, begun, asked)

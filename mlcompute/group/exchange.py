@@ -132,7 +132,7 @@ class Exchange(ABC):
         """Raise what the group has failed with, if it has."""
         return
 
-    def look_for(
+    def expect_alive(
         self, kind: Kind, waiting: Sequence[int], is_missing: Callable[[int], bool], begun: float, spins: int
     ) -> None:
         """Somebody waits for others without messages: raise ProcessError where they are gone, or say something else.

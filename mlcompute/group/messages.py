@@ -147,16 +147,16 @@ class MessageExchange(Exchange):
         except ProcessError as error:
             self._failed = error
             if not error.is_told:
-                self._tell(error.message)
+                self._send_abort(error.message)
             raise
 
-    def look_for(
+    def expect_alive(
         self, kind: Kind, waiting: Sequence[int], is_missing: Callable[[int], bool], begun: float, spins: int
     ) -> None:
         with self._failing(kind):
             self._link.idle(spins)
             if len(self.machine) < self.size:
-                self._look_at_others(kind, waiting)
+                self._check_other_machines(kind, waiting)
             with self._turn:
                 for peer in waiting:  # whatever comes now is not what is waited for: an end, or another call
                     if self._header(peer)() and is_missing(peer):
@@ -166,7 +166,7 @@ class MessageExchange(Exchange):
             if waited > self.timeout:
                 raise self._silence(kind, waiting, waited)
 
-    def _look_at_others(self, kind: Kind, waiting: Collection[int]) -> None:
+    def _check_other_machines(self, kind: Kind, waiting: Collection[int]) -> None:
         """Is one gone, or has it failed, that this process does not wait for, but somebody may whom it waits for?"""
         count = min(_LOOKS, self.size - 1)
         with self._turn:
@@ -236,7 +236,7 @@ class MessageExchange(Exchange):
             if spins > SPINS:
                 link.idle(spins)
                 if among is not None:
-                    self._look_at_others(kind, waiting)
+                    self._check_other_machines(kind, waiting)
                 waited = time.monotonic() - begun
                 if waited > self.timeout:
                     raise self._silence(kind, sorted(waiting), waited)
@@ -309,7 +309,7 @@ class MessageExchange(Exchange):
     def abort(self, message: str) -> None:
         if self._failed is None and not self._is_closed:
             self._failed = ProcessError(message, ranks=(self.rank,))
-            self._tell(message)
+            self._send_abort(message)
 
     def leave(self) -> None:
         """This process ends: whoever still waits for it is told."""
@@ -320,7 +320,7 @@ class MessageExchange(Exchange):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
             self._send_all(Kind.LEAVE, b"")
 
-    def _tell(self, message: str) -> None:
+    def _send_abort(self, message: str) -> None:
         self._send_all(Kind.ABORT, message.encode()[: 1 << 20])
 
     def _send_all(self, kind: Kind, text: bytes) -> None:

@@ -184,7 +184,7 @@ def _serve(sockets: dict[int, socket.socket], host: str, port: int, size: int, e
                     fix="start as many processes as WORLD_SIZE says, all with the same MASTER_ADDR and MASTER_PORT",
                 ) from None
             with _closed_on_error(one):
-                said = _heard(one, 5)
+                said = _receive_greeting(one, 5)
                 if said["size"] != size or said["rank"] in sockets:
                     _say(one, {"refused": f"rank {said['rank']} of {said['size']} came to a group of {size}"})
                     one.close()
@@ -201,7 +201,7 @@ def _join(sockets: dict[int, socket.socket], host: str, port: int, rank: int, si
         first = sockets[0] = _connected(host, port, end)
         try:
             _say(first, {"rank": rank, "size": size, "port": server.getsockname()[1]})
-            said = _heard(first, max(0.01, end - time.monotonic()))
+            said = _receive_greeting(first, max(0.01, end - time.monotonic()))
         except (OSError, ValueError) as error:
             raise ProcessError(
                 f"Group: what listens at {host}:{port} is not rank 0 of this group: {error}",
@@ -228,7 +228,7 @@ def _join(sockets: dict[int, socket.socket], host: str, port: int, rank: int, si
                     ranks=tuple(missing),
                 ) from None
             with _closed_on_error(one):
-                sockets[_heard(one, 5)["rank"]] = one
+                sockets[_receive_greeting(one, 5)["rank"]] = one
 
 
 def _connected(host: str, port: int, end: float) -> socket.socket:
@@ -276,7 +276,7 @@ def _ending(rank: int) -> Iterator[None]:
         ) from None
 
 
-def _heard(one: socket.socket, seconds: float) -> dict[str, Any]:
+def _receive_greeting(one: socket.socket, seconds: float) -> dict[str, Any]:
     one.settimeout(seconds)
     head = _exactly(one, len(_GREETING) + 4)
     if head[: len(_GREETING)] != _GREETING:

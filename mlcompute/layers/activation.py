@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -84,18 +85,13 @@ class ActivationDescriptor:
 
     def copy(self) -> ActivationDescriptor:
         """An equal descriptor of its own."""
-        return ActivationDescriptor(self._activation_type, self._a, self._b, self._c, exact=self._exact)
-
-    __copy__ = copy
-
-    def _key(self) -> tuple[object, ...]:
-        return self._activation_type, self._a, self._b, self._c, self._exact
+        return copy.copy(self)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ActivationDescriptor) and self._key() == other._key()
+        return isinstance(other, ActivationDescriptor) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(tuple(vars(self).values()))
 
     def __repr__(self) -> str:
         exact = ", exact=True" if self._exact else ""

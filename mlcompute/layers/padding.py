@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -116,16 +117,9 @@ class PaddingLayer(Layer):
                 expected=f"at most {extent - spared}",
             )
 
-    def __copy__(self) -> PaddingLayer:
-        sides = (self._top, self._bottom, self._left, self._right)
-        copied = type(self)(self._padding_type, sides, self._constant_value)
-        copied.label = self.label
-        copied.is_debugging_enabled = self.is_debugging_enabled
-        return copied
-
     def copy(self) -> PaddingLayer:
         """An equal layer, in no graph yet."""
-        return self.__copy__()
+        return copy.copy(self)
 
 
 def _is_exact(number: float, dtype: np.dtype[np.generic]) -> bool:

@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None:
             return self._refuse(HTTPStatus.NOT_FOUND)
         text, policy = found
-        return self._answer(text, "text/html; charset=utf-8", policy)
+        return self._respond(text, "text/html; charset=utf-8", policy)
 
     def do_POST(self) -> None:
         path = self._path()
@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
         said = self.server_of.site.act(path)
         if said is None:
             return self._refuse(HTTPStatus.NOT_FOUND)
-        return self._answer(said, "text/plain; charset=utf-8")
+        return self._respond(said, "text/plain; charset=utf-8")
 
     def _origins(self) -> set[str]:
         port = self.server_of.port
@@ -129,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._head(status, "text/plain; charset=utf-8")
         self.wfile.write(f"{status.value} {status.phrase}\n".encode())
 
-    def _answer(self, text: str, kind: str, policy: str = "default-src 'none'") -> None:
+    def _respond(self, text: str, kind: str, policy: str = "default-src 'none'") -> None:
         raw = text.encode("utf-8", "replace")
         self._head(HTTPStatus.OK, kind, policy, len(raw))
         with contextlib.suppress(OSError):  # the browser has gone away

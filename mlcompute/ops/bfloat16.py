@@ -48,6 +48,11 @@ def computed_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return FLOAT32 if is_bfloat16(dtype) else dtype
 
 
+def at_least_float32(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type that sums and updates are computed in, and rounded from once: float32 for half precision."""
+    return FLOAT32 if dtype.itemsize < FLOAT32.itemsize else dtype
+
+
 def computed(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
     """An array in the type that is computed with."""
     return array.astype(FLOAT32) if is_bfloat16(array.dtype) else array

@@ -95,6 +95,14 @@ def _boolean(*_: Typed, **__: Any) -> np.dtype[Any]:
     return BOOL
 
 
+#: Ops that take an element many instructions, longer than writing it to memory and reading it again.
+FUNCTIONS = frozenset(
+    (
+        *("exp", "exp2", "expm1", "log", "log2", "log1p", "sigmoid", "softplus", "erf", "sin", "cos", "tan", "pow"),
+        *("asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+    )
+)
+
 # Functions on symbolic values ---------------------------------------------------------------------------------
 
 

@@ -57,7 +57,7 @@ class Processes:
         self.most = most
         self._running: dict[subprocess.Popen[bytes], Job] = {}
         self._asked = 0
-        self._told: set[subprocess.Popen[bytes]] = set()
+        self._signalled: set[subprocess.Popen[bytes]] = set()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Processes:
@@ -76,13 +76,13 @@ class Processes:
             for process in self._running:
                 process.kill()
         self._asked = self._asked or number
-        self._tell()
+        self._forward_signal()
 
-    def _tell(self) -> None:
+    def _forward_signal(self) -> None:
         """Pass the signal on, once to each: also to one that was being started when it came."""
         for process in self._running:
-            if process not in self._told:
-                self._told.add(process)
+            if process not in self._signalled:
+                self._signalled.add(process)
                 process.send_signal(_passed_on(self._asked))
 
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, int]]:
@@ -102,7 +102,7 @@ class Processes:
                 _close(process)
                 yield job, process.returncode
             if self._asked and not ended:
-                self._tell()
+                self._forward_signal()
                 self._end_all()
             if self._asked and not self._running:
                 raise Stopped(self._asked)

@@ -89,11 +89,7 @@ def _ordered(rows: list[int], links: list[Edge]) -> list[list[int]]:
     order: list[list[int]] = [[] for _ in range(max(rows) + 1)]
     for item, row in enumerate(rows):
         order[row].append(item)
-    above: dict[int, list[int]] = {}
-    below: dict[int, list[int]] = {}
-    for upper, lower in links:
-        above.setdefault(lower, []).append(upper)
-        below.setdefault(upper, []).append(lower)
+    above, below = _neighbours(links)
     best, fewest = [list(row) for row in order], _crossings(order, links)
     for sweep in range(SWEEPS):
         neighbours = above if sweep % 2 == 0 else below
@@ -108,6 +104,16 @@ def _ordered(rows: list[int], links: list[Edge]) -> list[list[int]]:
         if not fewest:
             break
     return best
+
+
+def _neighbours(links: list[Edge]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """Of every item: those it is linked to above it, and below it."""
+    above: dict[int, list[int]] = {}
+    below: dict[int, list[int]] = {}
+    for upper, lower in links:
+        above.setdefault(lower, []).append(upper)
+        below.setdefault(upper, []).append(lower)
+    return above, below
 
 
 def _mean(numbers: list[float], default: float) -> float:
@@ -137,11 +143,7 @@ def _places(order: list[list[int]], widths: list[float], links: list[Edge], boxe
         for item in row:
             x[item] = start + widths[item] / 2
             start += widths[item] + GAP_X
-    above: dict[int, list[int]] = {}
-    below: dict[int, list[int]] = {}
-    for upper, lower in links:
-        above.setdefault(lower, []).append(upper)
-        below.setdefault(upper, []).append(lower)
+    above, below = _neighbours(links)
 
     def matters(item: int, other: int) -> int:
         """Boxes in the flow come first, then those that only feed one of them, then arrows that pass."""

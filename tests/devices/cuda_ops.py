@@ -10,12 +10,11 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute import devices
-from mlcompute.compiler.plan_memory import planned
-from mlcompute.compiler.program import Program
 from mlcompute.devices.device import Engine
 from mlcompute.errors import Error
 from mlcompute.ops.op import Array, Step, Trace, Value
 from tests.devices.cuda_emulator import EmulatedCuda
+from tests.devices.kernels import run_steps
 
 Described = Callable[..., Sequence[Value]]
 
@@ -69,14 +68,5 @@ def run_on(
     results = list(fn(*inputs))
     for step in trace.steps:
         assert (supports or engine.supports)(step), f"no kernel for {step}"
-    plan = planned(trace.steps, results, workspace=engine.workspace)
-    program = Program("test", 1, trace.steps, plan, dict(trace.constants), kept=set(results))
-    executable = engine.build(program, engine.allocate(plan.nbytes))
-    runs = []
-    for _ in range(times):
-        executable.run_once(engine, ("forward",), dict(zip(inputs, arrays, strict=True)))
-        runs.append([executable.read(value) for value in results])
-    for again in runs[1:]:
-        for a, b in zip(runs[0], again, strict=True):
-            assert a.tobytes() == b.tobytes(), "a second run gives other numbers"
-    return runs[0], ", ".join(executable.kernels.values())
+    found, executable = run_steps(engine, trace, inputs, results, arrays, times)
+    return found, ", ".join(executable.kernels.values())

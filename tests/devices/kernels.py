@@ -18,6 +18,7 @@ from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.cpu.runtime.memory import address_of
 from mlcompute.devices.cpu.runtime.threads import KERNEL
+from mlcompute.devices.device import Engine, Executable
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.op import TABLE, Array, Step, Trace, Value, emit_all, run_meaning
 
@@ -147,7 +148,13 @@ def run_on_engine(
     trace = Trace()
     inputs = [trace.value(array.shape, array.dtype, "input") for array in arrays]
     results = fn(*inputs)
-    engine = _engine(threads)
+    return run_steps(_engine(threads), trace, inputs, results, arrays, times)[0]
+
+
+def run_steps(
+    engine: Engine, trace: Trace, inputs: Sequence[Value], results: Sequence[Value], arrays: Sequence[Array], times: int
+) -> tuple[list[Array], Executable]:
+    """Results of the steps of a trace, from several runs of one program, which must give the same bits every time."""
     plan = planned(trace.steps, results, workspace=engine.workspace)
     program = Program("test", 1, trace.steps, plan, dict(trace.constants), kept=set(results))
     executable = engine.build(program, engine.allocate(plan.nbytes))
@@ -158,4 +165,4 @@ def run_on_engine(
     for again in runs[1:]:
         for a, b in zip(runs[0], again, strict=True):
             assert a.tobytes() == b.tobytes(), "a second run gives other numbers"
-    return runs[0]
+    return runs[0], executable

@@ -330,7 +330,7 @@ def test_equal_bits_on_a_gpu(by_cudnn: None, cell: str) -> None:
 def check_choices(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With MLCOMPUTE_TUNE=1 both ways run; what was found is used without it."""
     remembered: dict[str, bytes] = {}
-    monkeypatch.setattr(tuning, "remember", remembered.__setitem__)
+    monkeypatch.setattr(tuning, "store_choice", remembered.__setitem__)
     monkeypatch.setattr(tuning, "recall", remembered.get)
     for cell in ("lstm", "gru"):
         for trains in (False, True):
@@ -377,7 +377,7 @@ def test_what_cannot_be_built_is_not_chosen(library: InterpretedCuda, monkeypatc
     monkeypatch.setattr(recurrent_choice, "is_chosen", _IS_CHOSEN)
     monkeypatch.setattr(library, "build", build)
     monkeypatch.setattr(tuning, "fastest", fastest)
-    monkeypatch.setattr(tuning, "remember", remembered.__setitem__)
+    monkeypatch.setattr(tuning, "store_choice", remembered.__setitem__)
     monkeypatch.setattr(tuning, "recall", remembered.get)
     monkeypatch.setenv("MLCOMPUTE_TUNE", "1")
     _, kernels = run_with(library, described("lstm", False, True), arrays_of("lstm", 3, 2, 4, 6))

@@ -88,12 +88,12 @@ def test_old_libraries_are_refused() -> None:
 def test_choices_are_remembered_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLCOMPUTE_CACHE", str(tmp_path))
     assert tuning.recall("problem") is None
-    tuning.remember("problem", b"algorithm 3")
+    tuning.store_choice("problem", b"algorithm 3")
     assert tuning.recall("problem") == b"algorithm 3"
     assert tuning.recall("another problem") is None
     (file,) = tmp_path.glob("*.o")
     file.write_bytes(file.read_bytes()[:-1])
     assert tuning.recall("problem") is None
     monkeypatch.setenv("MLCOMPUTE_CACHE", "")
-    tuning.remember("problem", b"algorithm 3")
+    tuning.store_choice("problem", b"algorithm 3")
     assert tuning.recall("problem") is None

@@ -152,7 +152,7 @@ def test_sockets_meet_without_one_of_them_and_with_a_stranger():
         with ThreadPoolExecutor(1) as pool:
             joining = pool.submit(tcp.connect, variables, 2.0)
             one, _ = first.accept()
-            said = tcp._heard(one, 10)
+            said = tcp._receive_greeting(one, 10)
             tcp._say(one, {"places": {"1": ["127.0.0.1", said["port"]], "2": ["127.0.0.1", 1]}})
             with socket.create_connection(("127.0.0.1", said["port"])) as stranger:
                 stranger.sendall(b"GET / HTTP/1.1\r\nHost: somebody else\r\n\r\n")

@@ -39,7 +39,7 @@ def is_wanted(engine: Cuda, step: Step, row: Row) -> bool:
     beside = step.attributes.get("beside", ())
     if found is None and tuning.is_on() and row.supports(step) and all(map(engine.supports, beside)):
         found = _measured(engine, step)
-        tuning.remember(key, found)
+        tuning.store_choice(key, found)
     return (usually if found is None else found == _TOGETHER) and row.supports(step)
 
 

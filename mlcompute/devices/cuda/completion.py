@@ -135,7 +135,7 @@ class Statuses:
 
     def error(self, phases: Sequence[str], turn: int) -> ExecutionError | None:
         """What a run reports, now that it has finished."""
-        return self._said(self._report(turn), phases)
+        return self._error_from(self._report(turn), phases)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -146,9 +146,9 @@ class Statuses:
         """What the last run says, which has finished."""
         words = np.zeros(self._words.nbytes // 4, np.int32)
         self._words.read(words)
-        return self._said(words, phases)
+        return self._error_from(words, phases)
 
-    def _said(self, words: Array, phases: Sequence[str]) -> ExecutionError | None:
+    def _error_from(self, words: Array, phases: Sequence[str]) -> ExecutionError | None:
         for number, (launch, status) in enumerate(self._found):
             failed, index = words[2 + 2 * number : 4 + 2 * number]
             if failed and launch.step.phase in phases:
@@ -184,13 +184,13 @@ class Progress:
 
     def __init__(self, driver: CudaDriver, staging: Staging) -> None:
         self.started = 0
-        self._count, self._told = CudaBuffer(driver, staging, 8), Pinned(driver, 8)
+        self._count, self._pinned = CudaBuffer(driver, staging, 8), Pinned(driver, 8)
         self._count.write(np.zeros(8, np.uint8))
-        self._told.memory[:] = 0
-        self.finished = self._told.memory.data.cast("Q")
-        self.addresses = self._count.address, self._told.address
+        self._pinned.memory[:] = 0
+        self.finished = self._pinned.memory.data.cast("Q")
+        self.addresses = self._count.address, self._pinned.address
 
-    def tells_of(self, number: int) -> bool:
+    def wait_for(self, number: int) -> bool:
         """Wait until so many runs are over; False if that takes long."""
         start = time.perf_counter()
         while self.finished[0] < number:
@@ -257,12 +257,12 @@ class CudaCompletion(Completion):
     def is_done(self) -> bool:
         if not self._is_finished:
             is_over = self._number <= self._finished[0]
-            if is_over or (not self._is_told_of and self._engine.driver.is_reached(self._mark())):
-                self._learn()
+            if is_over or (not self._next_reports and self._engine.driver.is_reached(self._mark())):
+                self._read_error()
         return self._is_finished
 
     @property
-    def _is_told_of(self) -> bool:
+    def _next_reports(self) -> bool:
         """Will another run tell that it is over? It was started after this one."""
         return self._event is None and self._number < self._progress.started
 
@@ -278,11 +278,11 @@ class CudaCompletion(Completion):
     def finish(self) -> None:
         """Wait, and learn how it went."""
         if not self._is_finished:
-            if self._number > self._finished[0] and not (self._is_told_of and self._progress.tells_of(self._number)):
+            if self._number > self._finished[0] and not (self._next_reports and self._progress.wait_for(self._number)):
                 self._engine.driver.wait(self._mark())
-            self._learn()
+            self._read_error()
 
-    def _learn(self) -> None:
+    def _read_error(self) -> None:
         statuses = self._statuses
         if statuses.has_failure():
             with statuses.lock:

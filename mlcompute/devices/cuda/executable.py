@@ -197,12 +197,12 @@ class CudaExecutable(Executable):
         An array that comes from another place every time is copied: a captured graph saves more than a copy costs.
         """
         kept = {value: array for value, array in self._lent.items() if value not in inputs}
-        fitting = {value: array for value, array in on_device.items() if self._may_lie_elsewhere(value, array)}
+        fitting = {value: array for value, array in on_device.items() if self._can_read_in_place(value, array)}
         lent = {**kept, **fitting}
         places: Lent = tuple(sorted((value.index, array.address) for value, array in lent.items()))
         if fitting and places not in self._known and len(self._known) >= _MOST_LENT:
             if places in self._seen:  # it comes again: one that has not been used for longest makes room
-                self._forget(next(iter(self._known)))
+                self._evict(next(iter(self._known)))
             else:
                 self._seen.append(places)
                 lent = kept
@@ -217,11 +217,11 @@ class CudaExecutable(Executable):
             array.begin_reading()
         self._lent, self._lent_from = lent, places
 
-    def _may_lie_elsewhere(self, value: Value, array: GpuArray) -> bool:
+    def _can_read_in_place(self, value: Value, array: GpuArray) -> bool:
         """Can it be read in place: by one run that reads it, and nobody afterwards?"""
         return array.is_aligned and self.program.runs_at_once and value not in self.program.kept
 
-    def _forget(self, places: Lent) -> None:
+    def _evict(self, places: Lent) -> None:
         del self._known[places]
         self._graphs = {key: graph for key, graph in self._graphs.items() if key[2] != places}
 
@@ -308,7 +308,7 @@ class CudaExecutable(Executable):
         with engine.lock:
             turn = blocks.turn
             if self.can_fail or blocks.is_captured:
-                blocks.settle(turn)
+                blocks.finish_turn(turn)
             key = (tuple(phases), turn, self._lent_from)
             graph = self._graphs.get(key) if profile is None else None
             try:

@@ -100,7 +100,7 @@ class InputBlocks:
         self._part = number = (self._part + 1) % self._usual if slot is None else slot
         part = self._parts[number]
         if self.is_captured:
-            self.settle(number)
+            self.finish_turn(number)
         part.wait_until_free()
         views = part.views
         for value, array in inputs.items():
@@ -137,7 +137,7 @@ class InputBlocks:
     def copy_directly(self) -> None:
         """From now on copies are no part of captured graphs."""
         for turn in range(len(self._readers)):
-            self.settle(turn)
+            self.finish_turn(turn)
         self.is_captured = False
 
     def arrivals(self) -> list[Copy]:
@@ -169,7 +169,7 @@ class InputBlocks:
         found.reshape(-1).view(np.uint8)[:] = np.frombuffer(report, np.uint8, value.nbytes, offset)
         return found
 
-    def settle(self, turn: int) -> None:
+    def finish_turn(self, turn: int) -> None:
         """Return when the last run of a turn has finished, and what it reports was read: the next overwrites it."""
         reader = self._readers[turn]
         if reader is not None:

@@ -212,11 +212,11 @@ def _together(launches: Sequence[Launch], parts: Mapping[Work, Part]) -> list[Wo
             if alike is not None and (
                 len(alike) < _capacity(launch)
                 if len(group) == 1
-                else len(alike) < _MOST_MIXED and _has_room(group, launch, parts)
+                else len(alike) < _MOST_MIXED and _can_merge(group, launch, parts)
             ):
                 alike.append(launch)
                 break
-            if alike is None and size <= _SMALL and _has_room(group, launch, parts):
+            if alike is None and size <= _SMALL and _can_merge(group, launch, parts):
                 group[launch.source] = [launch]
                 break
         else:
@@ -227,7 +227,7 @@ def _together(launches: Sequence[Launch], parts: Mapping[Work, Part]) -> list[Wo
     ]
 
 
-def _has_room(group: Mapping[str, Sequence[Launch]], launch: Launch, parts: Mapping[Work, Part]) -> bool:
+def _can_merge(group: Mapping[str, Sequence[Launch]], launch: Launch, parts: Mapping[Work, Part]) -> bool:
     """Can launches of another kernel join some? They must be small, too."""
     others = [launches[0] for source, launches in group.items() if source != launch.source]
     shared = sum(parts[each].shared_bytes for each in (*others, launch))

@@ -44,7 +44,7 @@ def is_chosen(engine: Cuda, step: Step, problem: RecurrentProblem) -> bool:
     if known is None and tuning.is_on() and (plan := cudnn_recurrent.plan_of(problem)) is not None:
         ways, computed = _ways(step, problem.trains, cudnn_recurrent.reserve_bytes(plan))
         known = (_OURS, _CUDNN)[fastest(engine, ways, computed)]
-        tuning.remember(key, known)
+        tuning.store_choice(key, known)
     return is_faster(problem) if known is None else known == _CUDNN
 
 

@@ -63,12 +63,12 @@ class StepGraphs:
 
     def readiness(self, work: Work) -> int:
         """See `DeviceExchange.readiness`."""
-        if self._is_fresh(self._captured.get((work.key, work.bank)), work):
+        if self._is_valid(self._captured.get((work.key, work.bank)), work):
             return 2
         executables = [each for each in work.executables if isinstance(each, CudaExecutable)]
         return int(work.key in self._enqueued and all(each.has_run for each in executables))
 
-    def _is_fresh(self, captured: _Captured | None, work: Work) -> bool:
+    def _is_valid(self, captured: _Captured | None, work: Work) -> bool:
         if captured is None:
             return False
         now = dict.fromkeys(work.executables)
@@ -93,7 +93,7 @@ class StepGraphs:
             captured = self._captured.get(key)
             if captured is None or readiness == 1:
                 captured = self._captured[key] = self._capture(work)
-                self._make_room()
+                self._evict_oldest()
             marks = [engine.take_event() for engine in self._engines]
             self._launch(captured.graphs, marks)
             self._is_running = True
@@ -168,7 +168,7 @@ class StepGraphs:
         for place, executable, slot in uses:
             executable.slot_is_read(slot, readers[place])
 
-    def _make_room(self) -> None:
+    def _evict_oldest(self) -> None:
         while len(self._captured) > _MOST:
             _free_one(self._engines, self._captured.pop(next(iter(self._captured))))
 

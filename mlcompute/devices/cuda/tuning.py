@@ -32,7 +32,7 @@ def recall(key: str) -> bytes | None:
     return kernel_files.read(_digest(key))
 
 
-def remember(key: str, choice: bytes) -> None:
+def store_choice(key: str, choice: bytes) -> None:
     """Keep a choice; a folder that cannot be written is not an error."""
     kernel_files.write(_digest(key), choice)
 

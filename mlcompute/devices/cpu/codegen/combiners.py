@@ -239,7 +239,6 @@ def reduce_columns(
     line: Line,
     columns: tuple[str, str],
     target: Line,
-    term: Term | None = None,
 ) -> None:
     """target[c] = combine(target[c], every line[r row_stride + c]) for columns c.
 
@@ -250,13 +249,9 @@ def reduce_columns(
     def row(index: str) -> Line:
         return Line(code, code.at(line.pointer, code.mul(index, row_stride), line.element), line.element, line.stride)
 
-    def value(line: Line, index: str, mask: str | None) -> SimdValue:
-        element = line.load(index, mask)
-        return term(element, index, mask) if term is not None else combiner.prepare(element)
-
     def reduce_rows(rows: list[Line]) -> None:
         def column(index: str, mask: str | None) -> None:
-            found = combiner.combine_all([value(line, index, mask) for line in rows])
+            found = combiner.combine_all([combiner.prepare(line.load(index, mask)) for line in rows])
             target.store(index, combiner.combine(target.load(index, mask), found), mask)
 
         vector_loop(code, *columns, column)

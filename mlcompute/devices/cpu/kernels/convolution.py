@@ -62,7 +62,7 @@ def _primitive(
     return onednn.Convolution(direction, x, w, strides, dilations, padding, groups, image=dtype, result=dtype)
 
 
-def _bytes_apart(nbytes: int) -> int:
+def _bytes_per_thread(nbytes: int) -> int:
     """From so many bytes that one thread writes to those of the next."""
     return 4 * thread_floats({"own": -(-nbytes // 4)}) if nbytes else 0
 
@@ -95,9 +95,9 @@ class _Plan:
         self.weights_bytes = whole_lines(first.weights_bytes)
         copies = 0 if self.plain else 1
         if self.direction == "backward_weights":  # sums of every piece
-            copies, self.weights_bytes = len(self.pieces), _bytes_apart(first.weights_bytes)
+            copies, self.weights_bytes = len(self.pieces), _bytes_per_thread(first.weights_bytes)
         self.scratch_start = copies * self.weights_bytes
-        self.scratch_bytes = _bytes_apart(max(p.scratchpad_bytes for p in self.primitives))
+        self.scratch_bytes = _bytes_per_thread(max(p.scratchpad_bytes for p in self.primitives))
         self.nbytes = self.scratch_start + len(self.pieces) * self.scratch_bytes
         self.flops = 2.0 * x[0] * math.prod(convolution_shapes(step)[2][2:]) * math.prod(w)
 

@@ -18,8 +18,9 @@ from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code
 from mlcompute.devices.cpu.codegen.loops import Line, Variable, add_line, fill_line, splat_constant, vector_loop
 from mlcompute.devices.cpu.gemm.packed_gemm import DEPTH
-from mlcompute.devices.cpu.kernels.convolution_gemm import Places, sum_of_slices_entry
+from mlcompute.devices.cpu.kernels.convolution_gemm import Places
 from mlcompute.devices.cpu.kernels.convolution_windows import BLOCK, Windows
+from mlcompute.devices.cpu.kernels.slice_sums import sum_of_slices_entry
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.memory import address_of
 from mlcompute.devices.cpu.runtime.threads import machine_slices
@@ -210,7 +211,8 @@ def gradient_entries(
         cost=windows.flops * _NS_PER_FLOP,
         keeps_alive=[places.tables],
     )
-    return [main, sum_of_slices_entry(step, windows, (slices, floats), (1, windows.groups, 1), sums, result)]
+    shape, strides = (len(windows.taps), windows.groups), (1, len(windows.taps))
+    return [main, sum_of_slices_entry(step, sums, result, (slices, floats), shape, strides)]
 
 
 def _add_products(places: Places, gradient: Line, pixel: Line, sums: Line) -> None:

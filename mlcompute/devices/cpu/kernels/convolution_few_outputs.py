@@ -29,6 +29,7 @@ from mlcompute.devices.cpu.gemm.packed_gemm import (
     padded,
     panel_width,
 )
+from mlcompute.devices.cpu.kernels.slice_sums import sum_of_slices_entry
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.threads import machine_slices
 from mlcompute.devices.loop_nest import Operand, Operands
@@ -109,7 +110,10 @@ def few_outputs_entries(
     nbytes = 4 * sizes.slices * sizes.floats
     sums = operands.workspace(step, 0, nbytes)
     rest = operands.workspace(step, nbytes, sizes.nbytes - nbytes)
-    return [_sums_entry(step, sizes, images, sums, rest), _sum_of_slices_entry(step, sizes, sums, result)]
+    outputs, inputs, down, across = sizes.w
+    shape, strides = (down, across, outputs, inputs), (across, -1, inputs * down * across, down * across)
+    summed = sum_of_slices_entry(step, sums, result, (sizes.slices, sizes.floats), shape, strides, first=across - 1)
+    return [_sums_entry(step, sizes, images, sums, rest), summed]
 
 
 def _sums_entry(step: Step, sizes: FewOutputs, images: Sequence[Operand], sums: Operand, rest: Operand) -> Entry:
@@ -160,28 +164,3 @@ def _sums_entry(step: Step, sizes: FewOutputs, images: Sequence[Operand], sums: 
         cost=1.5 * flops / FLOPS_PER_NS,
         in_pieces=True,
     )
-
-
-def _sum_of_slices_entry(step: Step, sizes: FewOutputs, sums: Operand, result: Operand) -> Entry:
-    """dw (output, input, taps) from the slices' sums, added in order."""
-    code = Code("few_outputs_slices")
-    args = KernelArguments(code)
-    outputs, inputs, _, taps_across = args.numbers(sizes.w)
-    slices, floats, taps = args.numbers([sizes.slices, sizes.floats, math.prod(sizes.w[2:])])
-    source, target = args.pointer(sums), args.pointer(result)
-    begin, end = code.share(code.mul(outputs, taps))
-    with code.loop(begin, end) as unit:
-        output, tap = code.div(unit, taps), code.rem(unit, taps)
-        across = code.sub(code.sub(taps_across, 1), code.rem(tap, taps_across))
-        place = code.add(code.mul(code.div(tap, taps_across), taps_across), across)
-        line = code.at(source, code.mul(code.add(code.mul(place, outputs), output), inputs), "float")
-        with code.loop(0, inputs) as channel:
-            first = code.at(line, channel, "float")
-            total = code.variable("float", code.load(first, "float"))
-            with code.loop(1, slices) as number:
-                part = code.load(code.at(first, code.mul(number, floats), "float"), "float")
-                code.set("float", total, code.let(f"fadd float {code.get('float', total)}, {part}"))
-            at = code.add(code.mul(code.add(code.mul(output, inputs), channel), taps), tap)
-            code.store(code.at(target, at, "float"), "float", code.get("float", total))
-    cost = 1.0 * math.prod(sizes.w) * sizes.slices
-    return Entry(step, code, args.values, [sums], [result], kernel="sum of slices", cost=cost)

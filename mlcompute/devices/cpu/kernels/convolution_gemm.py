@@ -29,6 +29,7 @@ from mlcompute.devices.cpu.gemm.packed_gemm import (
     panel_width,
 )
 from mlcompute.devices.cpu.kernels.convolution_windows import BLOCK, Windows
+from mlcompute.devices.cpu.kernels.slice_sums import sum_of_slices_entry
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.memory import address_of
 from mlcompute.devices.cpu.runtime.threads import machine_slices
@@ -291,10 +292,11 @@ def gradient_entries(
     nbytes = 4 * _slices(windows) * _gradient_floats(windows)
     sums = operands.workspace(step, 0, nbytes)
     rest = operands.workspace(step, nbytes, gradient_workspace(windows) - nbytes)
-    strides = windows.elements * windows.outputs, windows.inputs * windows.outputs, windows.outputs
+    inputs, outputs, taps = windows.inputs, windows.outputs, len(windows.taps)
+    shape, strides = (windows.groups, taps, inputs, outputs), (outputs * inputs * taps, 1, taps, inputs * taps)
     return [
         _sums_entry(step, windows, images, sums, rest),
-        sum_of_slices_entry(step, windows, (_slices(windows), _gradient_floats(windows)), strides, sums, result),
+        sum_of_slices_entry(step, sums, result, (_slices(windows), _gradient_floats(windows)), shape, strides),
     ]
 
 
@@ -342,39 +344,3 @@ def _sums_entry(step: Step, windows: Windows, images: Sequence[Operand], sums: O
         in_pieces=True,
         keeps_alive=[places.tables],
     )
-
-
-def sum_of_slices_entry(
-    step: Step,
-    windows: Windows,
-    slices: tuple[int, int],
-    strides: tuple[int, int, int],
-    sums: Operand,
-    result: Operand,
-) -> Entry:
-    """dw (output, input, tap) from the slices' sums, added in order.
-
-    slices    how many there are, and floats from one to the next
-    strides   of the sums from group to group, tap to tap, input to input; outputs of a group are neighbours
-    """
-    code = Code("convolution_sum_slices")
-    args = KernelArguments(code)
-    taps, inputs, outputs, count, stride = args.numbers([len(windows.taps), windows.inputs, windows.outputs, *slices])
-    group_stride, tap_stride, input_stride = args.numbers(strides)
-    source, target = args.pointer(sums), args.pointer(result)
-    begin, end = code.share(args.number(windows.groups * windows.outputs))
-    with code.loop(begin, end) as output, code.loop(0, inputs) as channel, code.loop(0, taps) as tap:
-        group, own = code.div(output, outputs), code.rem(output, outputs)
-        places = (group, group_stride), (tap, tap_stride), (channel, input_stride)
-        offset = own
-        for index, step_ in places:
-            offset = code.add(offset, code.mul(index, step_))
-        first = code.at(source, offset, "float")
-        total = code.variable("float", code.load(first, "float"))
-        with code.loop(1, count) as number:
-            part = code.load(code.at(first, code.mul(number, stride), "float"), "float")
-            code.set("float", total, code.let(f"fadd float {code.get('float', total)}, {part}"))
-        at = code.add(code.mul(code.add(code.mul(output, inputs), channel), taps), tap)
-        code.store(code.at(target, at, "float"), "float", code.get("float", total))
-    cost = 1.0 * windows.groups * windows.outputs * windows.elements * slices[0]
-    return Entry(step, code, args.values, [sums], [result], kernel="sum of slices", cost=cost)

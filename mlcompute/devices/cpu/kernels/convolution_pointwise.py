@@ -17,7 +17,6 @@ from typing import NamedTuple
 from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, thread_floats, threads_bytes
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
-from mlcompute.devices.cpu.codegen.loops import Line, Variable, vector_loop
 from mlcompute.devices.cpu.gemm.packed_gemm import (
     DEPTH,
     FLOPS_PER_NS,
@@ -28,6 +27,7 @@ from mlcompute.devices.cpu.gemm.packed_gemm import (
     packed_gemm,
     panel_width,
 )
+from mlcompute.devices.cpu.kernels.slice_sums import sum_of_slices_entry
 from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.threads import machine_slices
 from mlcompute.devices.loop_nest import Operand, Operands
@@ -63,7 +63,7 @@ class Pointwise(NamedTuple):
         return panel_width(self.packed_columns) * vector_lanes() == self.columns
 
     @property
-    def apart(self) -> int:
+    def slice_stride(self) -> int:
         """Floats from the sums of a slice to those of the next: threads do not write side by side."""
         return thread_floats({"sums": self.rows * self.columns})
 
@@ -79,7 +79,7 @@ class Pointwise(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes for the sums of all slices, and for every thread's packed pixels."""
-        return 4 * self.slices * self.apart + threads_bytes(self.thread_parts)
+        return 4 * self.slices * self.slice_stride + threads_bytes(self.thread_parts)
 
 
 def pointwise_gradient(step: Step) -> Pointwise | None:
@@ -104,9 +104,12 @@ def pointwise_gradient_entries(
     step: Step, operands: Operands, images: Sequence[Operand], result: Operand, sizes: Pointwise
 ) -> Sequence[Entry]:
     """dw; operands are dense."""
-    nbytes = 4 * sizes.slices * sizes.apart
+    nbytes = 4 * sizes.slices * sizes.slice_stride
     sums, rest = operands.workspace(step, 0, nbytes), operands.workspace(step, nbytes, sizes.nbytes - nbytes)
-    return [_products_entry(step, sizes, images, sums, rest), _sum_entry(step, sizes, sums, result)]
+    strides = (1, sizes.rows) if sizes.rotated else (sizes.columns, 1)
+    shape = sizes.rows, sizes.columns
+    summed = sum_of_slices_entry(step, sums, result, (sizes.slices, sizes.slice_stride), shape, strides)
+    return [_products_entry(step, sizes, images, sums, rest), summed]
 
 
 def _products_entry(step: Step, sizes: Pointwise, images: Sequence[Operand], sums: Operand, rest: Operand) -> Entry:
@@ -115,12 +118,12 @@ def _products_entry(step: Step, sizes: Pointwise, images: Sequence[Operand], sum
     args = KernelArguments(code)
     memory = ThreadWorkspace(args, rest, sizes.thread_parts)
     left, right = map(args.pointer, images if sizes.rotated else reversed(images))
-    pixels, rows, columns, slices, apart = args.numbers([*sizes[:3], sizes.slices, sizes.apart])
+    pixels, rows, columns, slices, slice_stride = args.numbers([*sizes[:3], sizes.slices, sizes.slice_stride])
     target = args.pointer(sums)
     multiply, pack = (args.pointer(function(sizes.packed_columns)) for function in (packed_gemm, pack_rows))
     begin, end = code.share(slices, 1, memory.max_threads, in_pieces=True)
     with code.loop(begin, end) as number:
-        own = code.at(target, code.mul(number, apart), "float")
+        own = code.at(target, code.mul(number, slice_stride), "float")
         first, last = (code.div(code.mul(pixels, edge), slices) for edge in (number, code.add(number, 1)))
         with code.loop(first, last, DEPTH) as start:
             count = code.minimum(code.sub(last, start), DEPTH)
@@ -142,26 +145,3 @@ def _products_entry(step: Step, sizes: Pointwise, images: Sequence[Operand], sum
         cost=2.0 * math.prod(sizes[:3]) / FLOPS_PER_NS,
         in_pieces=True,
     )
-
-
-def _sum_entry(step: Step, sizes: Pointwise, sums: Operand, result: Operand) -> Entry:
-    """All slices added in order, to (outputs, inputs)."""
-    code = Code("pointwise_slices")
-    args = KernelArguments(code)
-    rows, columns, others, apart = args.numbers([sizes.rows, sizes.columns, sizes.slices - 1, sizes.apart])
-    source, target = args.pointer(sums), args.pointer(result)
-    begin, end = code.share(rows)
-    with code.loop(begin, end) as row:
-        line = Line(code, code.at(source, code.mul(row, columns), "float"), "float")
-        first = row if sizes.rotated else code.mul(row, columns)
-        to = Line(code, code.at(target, first, "float"), "float", rows if sizes.rotated else None)
-
-        def add(index: str, mask: str | None, line: Line = line, to: Line = to) -> None:
-            total = Variable(line.load(index, mask))
-            with code.loop(1, code.add(others, 1)) as number:
-                total.set(total.get() + line.load(code.add(code.mul(number, apart), index), mask))
-            to.store(index, total.get(), mask)
-
-        vector_loop(code, 0, columns, add)
-    cost = 0.3 * sizes.rows * sizes.columns * sizes.slices
-    return Entry(step, code, args.values, [sums], [result], kernel="sum of slices", cost=cost)

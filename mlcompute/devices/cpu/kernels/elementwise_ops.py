@@ -19,6 +19,7 @@ from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector
 from mlcompute.devices.cpu.codegen.simd import SimdValue, from_bfloat16, select, to_bfloat16
 from mlcompute.devices.cpu.runtime.machine import features
 from mlcompute.ops.bfloat16 import computed_type, is_bfloat16
+from mlcompute.ops.elementwise import FUNCTIONS
 
 DType = np.dtype[Any]
 _BOOL, _HALF, _FLOAT = np.dtype(np.bool_), np.dtype(np.float16), np.dtype(np.float32)
@@ -71,12 +72,7 @@ def supports_elementwise(op_name: str, operand_types: Sequence[DType], result_ty
         return result_type != _BOOL or op_name in _OF_BOOLEANS
     if op_name in _FLOATING:
         return result_type.kind == "f" or is_bfloat16(result_type)
-    return (op_name in _FUNCTIONS or op_name == "pow") and computed_type(result_type) in (_FLOAT, _HALF)
-
-
-def is_function(op_name: str) -> bool:
-    """Does an element take many instructions, longer than writing it to memory and reading it again?"""
-    return op_name in _FUNCTIONS or op_name == "pow"
+    return op_name in FUNCTIONS and computed_type(result_type) in (_FLOAT, _HALF)
 
 
 def emit_elementwise(
@@ -124,10 +120,8 @@ def _emit(op_name: str, values: list[SimdValue], types: list[DType], result_type
     if op_name in _FLOATING:
         return _FLOATING[op_name](*values)
     code, lanes = values[0].code, values[0].lanes
-    if op_name == "pow":
-        name = math.pow(code, values[0].name, values[1].name, lanes)
-    else:
-        name = _FUNCTIONS[op_name](code, values[0].name, lanes)
+    # One of `FUNCTIONS`.
+    name = getattr(math, op_name)(code, *[value.name for value in values], lanes)
     return SimdValue(code, name, "float", lanes)
 
 
@@ -195,15 +189,6 @@ _FLOATING: dict[str, Callable[..., SimdValue]] = {
     "round": SimdValue.rounded,
     "sqrt": SimdValue.sqrt,
     "rsqrt": lambda x: 1.0 / x.sqrt(),
-}
-
-#: Functions of float32, inlined.
-_FUNCTIONS: dict[str, math.Function] = {
-    name: getattr(math, name)
-    for name in (
-        *("exp", "exp2", "expm1", "log", "log2", "log1p", "sigmoid", "softplus", "erf", "sin", "cos", "tan"),
-        *("asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
-    )
 }
 
 _COMPARISONS = {

@@ -24,7 +24,7 @@ from mlcompute.ops.op import FLOAT32, Step
 def normalization_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """By rows when elements that are reduced lie side by side, else by columns."""
     group = NormalizationGroup(step, operands)
-    if not _supports(group) or not _lies_well(group):
+    if not _supports(group) or not _is_rows_or_columns(group):
         return None
     if are_rows(group):
         return [row_entry(step, group, operands.threads)]
@@ -48,19 +48,19 @@ def _supports(group: NormalizationGroup) -> bool:
     )
 
 
-def _lies_well(group: NormalizationGroup) -> bool:
+def _is_rows_or_columns(group: NormalizationGroup) -> bool:
     return are_rows(group) or are_columns(group)
 
 
 def supports(step: Step) -> bool:
     """Is there a kernel, if all operands lie without gaps?"""
     group = NormalizationGroup(step, Operands((), {}))
-    return _supports(group) and _lies_well(group)
+    return _supports(group) and _is_rows_or_columns(group)
 
 
 def reads(step: Step, operands: Operands) -> bool:
     """The same of operands as they lie."""
-    return _lies_well(NormalizationGroup(step, operands))
+    return _is_rows_or_columns(NormalizationGroup(step, operands))
 
 
 def workspace(step: Step) -> int:

@@ -10,10 +10,11 @@ from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import BFLOAT16, Code, vector, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, splat
 from mlcompute.devices.cpu.codegen.simd import SimdValue, from_bfloat16, to_bfloat16
-from mlcompute.devices.cpu.kernels.elementwise_ops import DType, emit_elementwise, is_function, register_type
+from mlcompute.devices.cpu.kernels.elementwise_ops import DType, emit_elementwise, register_type
 from mlcompute.devices.loop_nest import Axis, ReductionAxes, Strides, dense_strides, leading_rows, shared_rows
 from mlcompute.devices.normalization_group import NormalizationGroup, Place
 from mlcompute.ops.bfloat16 import is_bfloat16
+from mlcompute.ops.elementwise import FUNCTIONS
 from mlcompute.ops.op import Step, Value
 
 _NS_PER_ELEMENT = 0.4
@@ -149,7 +150,7 @@ def early_values(group: NormalizationGroup) -> dict[Value, Place]:
     depend on statistics is stored first, and what is normalised lies where a result will be.
     """
     early, value = group.early, group.along[0]
-    if not any(is_function(step.op.name) for step in group.needed([value], early)):
+    if not any(step.op.name in FUNCTIONS for step in group.needed([value], early)):
         return early
     early = {each: place for each, place in group.stored.items() if group.core not in group.needed([each])}
     later = (each for each in group.stored if each not in early and each.dtype == value.dtype)

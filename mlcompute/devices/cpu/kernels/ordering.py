@@ -17,7 +17,7 @@ from mlcompute.devices.cpu.codegen.arguments import KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, address_at, axis_registers, unravel_index
 from mlcompute.devices.cpu.kernels.elementwise_ops import has_half
-from mlcompute.devices.cpu.kernels.sorting import DIGIT, Elements, keep_and_sort, keep_in_order, radix_sort, room_for
+from mlcompute.devices.cpu.kernels.sorting import DIGIT, Elements, capacity, keep_and_sort, keep_in_order, radix_sort
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import Operands, collapsed_axes
 from mlcompute.ops.op import Step
@@ -31,10 +31,10 @@ _ADDED = {
 }
 
 
-def _room(step: Step) -> int | None:
+def _capacity(step: Step) -> int | None:
     """Keys to be sorted at a time, where only some of a line are wanted."""
     x, count = step.inputs[0], step.attributes["count"]
-    return room_for(count, x.shape[step.attributes["axis"]]) if x.dtype.itemsize < 8 else None
+    return capacity(count, x.shape[step.attributes["axis"]]) if x.dtype.itemsize < 8 else None
 
 
 def _is_few(step: Step) -> bool:
@@ -45,7 +45,7 @@ def _parts(step: Step) -> dict[str, int]:
     """A thread's memory, in floats: the numbers to sort, and for the radix sort a second set and its counts."""
     if _is_few(step):
         return {"keys": 2 * step.attributes["count"]}
-    keys = 2 * (_room(step) or step.inputs[0].shape[step.attributes["axis"]])
+    keys = 2 * (_capacity(step) or step.inputs[0].shape[step.attributes["axis"]])
     return {"keys": keys, "spare": keys, "counts": 2 * DIGIT}
 
 
@@ -64,7 +64,7 @@ def sort_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     axis, count, descending = (step.attributes[name] for name in ("axis", "count", "descending"))
     if not x.size or not _is_native(x.dtype) or x.shape[axis] >= 2**32:
         return None
-    few, room = _is_few(step), _room(step)
+    few, room = _is_few(step), _capacity(step)
     kernel = "keep in order" if few else "radix sort" if room is None else "radix sort of the first"
     code, element = Code(kernel.replace(" ", "_")), MEMORY_TYPES[x.dtype]
     args = KernelArguments(code)

@@ -64,7 +64,7 @@ class _Loops:
                     single(row, down, pixel, span(code, self.windows, 1, pixel, self.width))
 
 
-def _load_apart(code: Code, address: str, stride: int, lanes: int) -> SimdValue:
+def _load_strided(code: Code, address: str, stride: int, lanes: int) -> SimdValue:
     """Elements a stride apart."""
     if stride == 1:
         return Line(code, address, "float").load(0, lanes=lanes)
@@ -104,7 +104,7 @@ def pool(args: KernelArguments, windows: Windows, combiner: Combiner, x: Operand
                 found = total.get()
                 for v in range(windows.kernel[1]):
                     found = combiner.combine(
-                        found, _load_apart(code, _tap(windows, corner, u, v), windows.strides[1], loops.lanes)
+                        found, _load_strided(code, _tap(windows, corner, u, v), windows.strides[1], loops.lanes)
                     )
                 total.set(found)
             Line(code, made.at(row=row, pixel=pixel).pointer, "float").store(0, total.get())
@@ -188,7 +188,7 @@ def _spread_to_largest(args: KernelArguments, windows: Windows, dy: Operand, x: 
                 offset = code.mul(code.mul(u, windows.dilations[0]), plane.row)
                 for v in range(windows.kernel[1]):
                     position = code.let(f"trunc i64 {code.add(offset, v * windows.dilations[1])} to i32")
-                    value = _load_apart(code, _tap(windows, corner, u, v), windows.strides[1], loops.lanes)
+                    value = _load_strided(code, _tap(windows, corner, u, v), windows.strides[1], loops.lanes)
                     search.see(value, splat(SimdValue(code, position, "i32", 1), loops.lanes))
             found = search.found()
             values = Line(code, from_.at(row=row, pixel=pixel).pointer, "float").load(0, lanes=loops.lanes)
@@ -203,7 +203,7 @@ def _spread_to_largest(args: KernelArguments, windows: Windows, dy: Operand, x: 
             start = code.mul(pixel, windows.strides[1])
             corner = seen.at(row=down.start, pixel=start)
             found = first_largest(
-                [_load_apart(code, _tap(windows, corner, u, v), 2, loops.lanes) for u, v in windows.taps]
+                [_load_strided(code, _tap(windows, corner, u, v), 2, loops.lanes) for u, v in windows.taps]
             )
             value = Line(code, from_.at(row=row, pixel=pixel).pointer, "float").load(0, lanes=loops.lanes)
             parts = [select(found.equals(position), value, 0.0) for position in range(len(windows.taps))]

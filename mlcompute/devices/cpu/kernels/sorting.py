@@ -125,7 +125,7 @@ def keep_and_sort(
         )  # fmt: skip
 
 
-def room_for(count: int, extent: int) -> int | None:
+def capacity(count: int, extent: int) -> int | None:
     """Keys that `keep_and_sort` needs memory for; None where it is better to sort all."""
     room = 2 * count + 2 * _VECTORS * vector_lanes()
     return room if 2 * room <= extent else None

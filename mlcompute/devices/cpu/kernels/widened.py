@@ -73,7 +73,7 @@ class _WideOperands(Operands):
         value = self._originals.get(value, value)
         return self.copies[value] if value in self.copies else self._operands[value]
 
-    def lay_densely(self, values: Sequence[Value]) -> None:
+    def make_dense(self, values: Sequence[Value]) -> None:
         """Copies with their elements in the order of their axes."""
         for value in values:
             if value in self.copies:
@@ -101,7 +101,7 @@ def widened_entries(step: Step, operands: Operands, maker: Maker, reads: Reads |
     wide = widened(step)
     places = _WideOperands(step, wide, operands)
     if reads is not None and not reads(wide, places):
-        places.lay_densely(step.inputs)
+        places.make_dense(step.inputs)
     inner = maker(wide, places)
     if inner is None:
         return None

@@ -150,7 +150,7 @@ class Matmul:
         if not tuning.is_on():
             return candidates[0]
         best = candidates[self._fastest(candidates)]
-        tuning.remember(key, bytes(best))
+        tuning.store_choice(key, bytes(best))
         return best
 
     def _candidates(self, count: int) -> list[lt.Algorithm]:

@@ -43,7 +43,7 @@ def keeps_numbers(matmul: Matmul, algorithm: lt.Algorithm, where: str) -> bool:
                 found = _YES if _is_right(matmul, algorithm) else _NO
             except DeviceError:
                 return False
-            tuning.remember(key, found)
+            tuning.store_choice(key, found)
         _known[key] = found == _YES
     return _known[key]
 

@@ -95,7 +95,7 @@ def find_attention_plan(problem: AttentionProblem, gpu: Gpu, most_workspace: int
     best = _fastest(list(plans)) if tuning.is_on() else next(plans, None)
     if best is not None:
         with contextlib.suppress(CudnnError):  # not all engines can be stored
-            tuning.remember(key, best.stored())
+            tuning.store_choice(key, best.stored())
     return best
 
 

@@ -64,7 +64,7 @@ def find_plan(problem: ConvolutionProblem, gpu: Gpu, allows_tf32: bool) -> Convo
     sizes = [problem.itemsize * math.prod(shape) for shape in (problem.x, problem.w, problem.y)]
     sizes.append(max(plan.workspace_bytes for plan in candidates))
     best = tuning.fastest([_runner(plan) for plan in candidates], sizes)
-    tuning.remember(key, _signatures(candidates)[best])
+    tuning.store_choice(key, _signatures(candidates)[best])
     return candidates[best]
 
 

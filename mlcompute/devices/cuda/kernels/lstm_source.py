@@ -159,7 +159,7 @@ def forward_source(form: Form) -> str:
         c[s] = inside && j < H ? c0[(first + s) * c0_row + j * c0_column] : 0.0f;
         for (int k = j; k < 4 * FOURS; k += T)
             hs[s][k] = inside && k < H ? h0[(first + s) * h0_row + k * h0_column] : 0.0f;
-        int t = {time.replace("step", "0") if not form.reverse else "steps - 1"};
+        int t = {"steps - 1" if form.reverse else "0"};
         z[s] = inside && j < G ? gates[((long long)(first + s) * steps + t) * G + j] : 0.0f;
     }}
     __syncthreads();
