@@ -163,6 +163,12 @@ def _after(node: str, *operands: str) -> list[onnx.NodeProto]:
             helper.make_node(node, ["r", *operands], ["y"])]  # fmt: skip
 
 
+def _after_product(node: str, *operands: str) -> list[onnx.NodeProto]:
+    return [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node(node, ["h", *operands], ["y"])]
+
+
+#: Rows (x, y, 1) of an image of 4 x 2.
+GRID = np.stack([np.tile(np.linspace(-1, 1, 4), 2), np.repeat([-1.0, 1.0], 4), np.ones(8)], 1).astype(np.float32)
 SINE = np.sin(np.outer(np.arange(6), 0.5 ** np.arange(8))).astype(np.float32)
 COSINE = np.cos(np.outer(np.arange(6), 0.5 ** np.arange(8))).astype(np.float32)
 TRIANGLE = np.triu(np.ones((6, 8), np.float32), 1)
@@ -188,6 +194,15 @@ CONSTANTS = {
         normal(8), "an input of the model",
     ),
     "a scale nobody has": (_after("LayerNormalization", "val_2"), np.ones(8, np.float32), "has no scale"),
+    "a number that is added": (_after_product("Add", "val_2"), np.float32(1.5), "one number"),
+    "a number with an axis that is added": (_after_product("Add", "val_2"), np.float32([1.5]), "one number"),
+    "the places of a soft maximum": (_after("MatMul", "t"), np.linspace(-1, 1, 8, dtype=np.float32)[:, None], "steps"),
+    "a grid of coordinates": (_after("MatMul", "t"), GRID, "coordinates"),
+    "coordinates per channel": (_after("Mul", "t"), np.linspace(0, 3, 8, dtype=np.float32), "coordinates"),
+    "slopes of ALiBi": (_after("Mul", "unsqueeze_1"), np.float32([2.0 ** -(k + 1) for k in range(8)]), "slopes"),
+    "slopes of heads that are no power of two": (
+        _after("Mul", "unsqueeze_1"), np.float32([2.0**-k for k in (1, 2, 3, 4, 5, 6, 0.5, 1.5)]), "slopes",
+    ),
     "a start state": (
         [helper.make_node("RNN", ["x3", "wr", "rr", "", "", "t"], ["", "y"], hidden_size=2),],
         normal(1, 6, 2), "is no weight",
@@ -233,6 +248,11 @@ WEIGHTS = {
          helper.make_node("Einsum", ["h", "t"], ["y"], equation="ij,jk")], normal(8, 8) / 2,
     ),
     "a bias": (_after("Add", "t"), normal(8)),
+    "a bias of one number": (
+        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("MatMul", ["h", "w"], ["i"]),
+         helper.make_node("Add", ["i", "onnx::Add_7"], ["y"])], np.float32([0.25]),
+    ),
+    "a scale of few levels": (_after("Mul", "t"), np.float32([-3, -1, 1, 3, 3, -1, 1, 3]) / 7),
     "a bias of zeros": (_after("Add", "t"), np.zeros(8, np.float32)),
     "a scale per channel": (_after("Mul", "t"), np.ones(8, np.float32)),
     "positions with a name": (_after("Add", "pos_embed"), normal(6, 8)),
