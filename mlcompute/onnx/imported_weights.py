@@ -9,7 +9,7 @@ import numpy as np
 from mlcompute.errors import warn
 from mlcompute.onnx.names import operator_sets
 from mlcompute.onnx.operands import Derived, Known, Operand, Use, Weight
-from mlcompute.onnx.reach import quantized_weights, unreached
+from mlcompute.onnx.reach import INTEGER, WAY_OUT, quantized_weights, unreached
 from mlcompute.onnx.rows import ROWS
 from mlcompute.onnx.ties import find_ties, transposes
 from mlcompute.onnx.types import INEXACT, carried, descriptor_of, folded_shape, is_floating
@@ -108,9 +108,9 @@ def note_training(importer: Importer) -> None:
         graph.notes.append(f"{lost} of {count} weights cannot be trained: {reason}")
     if graph.quantized:
         quantized = f"{len(graph.quantized)} tensors of weights are quantized and are not trained"
-        graph.notes.append(f"{quantized}; load(..., dequantize=True) makes floating weights of them")
+        advice = "load(..., dequantize=True) makes floating weights of them"
+        if any(node.operator in INTEGER for node in importer.uses.nodes):
+            advice = WAY_OUT
+        graph.notes.append(f"{quantized}; {advice}")
         if lost == count:
-            warn(
-                f"onnx.load: no weight of this model can be trained: {quantized}; "
-                "load(..., dequantize=True) makes floating weights of them"
-            )
+            warn(f"onnx.load: no weight of this model can be trained: {quantized}; {advice}")

@@ -27,6 +27,7 @@ from mlcompute.onnx.operators.reductions import MASKED
 from mlcompute.onnx.order import in_order
 from mlcompute.onnx.outputs import add_output, choose_output
 from mlcompute.onnx.problems import ModelError, Problem, failure
+from mlcompute.onnx.reach import INTEGER, WAY_OUT
 from mlcompute.onnx.rows import BY_DESIGN, ROWS, NeedsValueError, NotImportedError, load_rows
 from mlcompute.onnx.ties import Ties
 from mlcompute.onnx.types import (
@@ -299,6 +300,8 @@ class Importer:
             return [Failed() for _ in node.output]
         if handler is not None:
             return handler(self, node, operands, names, place, label)
+        if self.choices.dequantize and local is None and not domain and node.op_type in INTEGER:
+            raise NotImportedError("dequantize=True does not make it an operator of floating numbers", fix=WAY_OUT)
         if local is not None:
             below = Place(operator_sets(local), {}, f"{label}/", place.depth + 1)
             return inline(self, local, node, operands, below, place)
