@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,6 +47,18 @@ def find_weights(importer: Importer, found: dict[str, Operand]) -> None:
         else:
             importer.graph.notes.append(f"'{name}' is '{table}' transposed: here they are trained apart")
     importer.graph.copies, importer.graph.tied = dict(importer.ties.copies), dict(importer.ties.tied)
+
+
+def find_inner_weights(importer: Importer, found: dict[str, Operand]) -> None:
+    """The same for what the body of a loop or a branch stores: one weight, however often it runs."""
+    known = {name: operand.array for name, operand in found.items() if isinstance(operand, Known)}
+    floats = {name: array for name, array in known.items() if is_floating(array)}
+    judgements = importer.graph.judgements
+    for name, judgement in judge_all(floats, importer.uses, importer.said).items():
+        unique = next(one for k in count(1) if (one := name if k == 1 else f"{name}_{k}") not in judgements)
+        judgements[unique] = judgement
+        if judgement.trained:
+            found[name] = weight(importer, floats[name], unique)
 
 
 def _tie_transposed(importer: Importer, found: dict[str, Operand], name: str, table: str) -> None:

@@ -17,7 +17,7 @@ from mlcompute.onnx.dequantize import dequantize, quantize
 from mlcompute.onnx.files import ModelFile, tensor_array
 from mlcompute.onnx.functions import body_of, has_body, inline
 from mlcompute.onnx.imported import ImportedGraph
-from mlcompute.onnx.imported_weights import find_weights, name_weights, note_training, weight
+from mlcompute.onnx.imported_weights import find_inner_weights, find_weights, name_weights, note_training, weight
 from mlcompute.onnx.inputs import GivenInputs
 from mlcompute.onnx.layer import OperatorLayer
 from mlcompute.onnx.layers import layer_for
@@ -148,8 +148,7 @@ class Importer:
             for sparse in graph.sparse_initializer:
                 found[sparse.values.name] = Failed("sparse tensors are not imported")
             self.read[id(graph)] = graph, found
-            if outermost:
-                find_weights(self, found)
+            find_weights(self, found) if outermost else find_inner_weights(self, found)
         names.operands.update(self.read[id(graph)][1])
 
     def stored(self, tensor: Any, name: str, raw: Any = None) -> Operand:
