@@ -13,6 +13,7 @@ import numpy as np
 from mlcompute.onnx.imported_weights import weight
 from mlcompute.onnx.operands import Known, Operand, Source, Use, known_array
 from mlcompute.onnx.operators.quantized import limits
+from mlcompute.onnx.reach import WAY_OUT
 from mlcompute.onnx.rows import ROWS, NotImportedError
 from mlcompute.onnx.types import numpy_type
 from mlcompute.onnx.weights import judge_all
@@ -48,7 +49,8 @@ def dequantize(importer: Importer, use: Use, outputs: list[str], name: str) -> l
     x = use.operands[0]
     if not isinstance(x, Known):
         if isinstance(x, Source) and not is_floating(x.dtype):
-            raise NotImportedError("dequantize=True needs whole numbers that are stored or were rounded before")
+            reason = "dequantize=True needs whole numbers that are stored or were rounded before"
+            raise NotImportedError(reason, fix=WAY_OUT)
         assert x is not None
         return [x]
     if not use.is_known():
@@ -73,7 +75,7 @@ def _numbers(use: Use) -> tuple[Array, Array | None]:
 def _known(operand: Any) -> Array:
     found = known_array(operand)
     if found is None:
-        raise NotImportedError("dequantize=True needs scales and zero points that the file stores")
+        raise NotImportedError("dequantize=True needs scales and zero points that the file stores", fix=WAY_OUT)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from mlcompute.errors import warn
 from mlcompute.onnx.names import operator_sets
 from mlcompute.onnx.operands import Derived, Known, Operand, Use, Weight
-from mlcompute.onnx.reach import quantized_weights, unreached
+from mlcompute.onnx.reach import INTEGER, WAY_OUT, quantized_weights, unreached
 from mlcompute.onnx.rows import ROWS
 from mlcompute.onnx.ties import find_ties, transposes
 from mlcompute.onnx.types import INEXACT, carried, descriptor_of, folded_shape, is_floating
@@ -46,6 +47,18 @@ def find_weights(importer: Importer, found: dict[str, Operand]) -> None:
         else:
             importer.graph.notes.append(f"'{name}' is '{table}' transposed: here they are trained apart")
     importer.graph.copies, importer.graph.tied = dict(importer.ties.copies), dict(importer.ties.tied)
+
+
+def find_inner_weights(importer: Importer, found: dict[str, Operand]) -> None:
+    """The same for what the body of a loop or a branch stores: one weight, however often it runs."""
+    known = {name: operand.array for name, operand in found.items() if isinstance(operand, Known)}
+    floats = {name: array for name, array in known.items() if is_floating(array)}
+    judgements = importer.graph.judgements
+    for name, judgement in judge_all(floats, importer.uses, importer.said).items():
+        unique = next(one for k in count(1) if (one := name if k == 1 else f"{name}_{k}") not in judgements)
+        judgements[unique] = judgement
+        if judgement.trained:
+            found[name] = weight(importer, floats[name], unique)
 
 
 def _tie_transposed(importer: Importer, found: dict[str, Operand], name: str, table: str) -> None:
@@ -108,9 +121,9 @@ def note_training(importer: Importer) -> None:
         graph.notes.append(f"{lost} of {count} weights cannot be trained: {reason}")
     if graph.quantized:
         quantized = f"{len(graph.quantized)} tensors of weights are quantized and are not trained"
-        graph.notes.append(f"{quantized}; load(..., dequantize=True) makes floating weights of them")
+        advice = "load(..., dequantize=True) makes floating weights of them"
+        if any(node.operator in INTEGER for node in importer.uses.nodes):
+            advice = WAY_OUT
+        graph.notes.append(f"{quantized}; {advice}")
         if lost == count:
-            warn(
-                f"onnx.load: no weight of this model can be trained: {quantized}; "
-                "load(..., dequantize=True) makes floating weights of them"
-            )
+            warn(f"onnx.load: no weight of this model can be trained: {quantized}; {advice}")

@@ -17,7 +17,7 @@ from mlcompute.onnx.dequantize import dequantize, quantize
 from mlcompute.onnx.files import ModelFile, tensor_array
 from mlcompute.onnx.functions import body_of, has_body, inline
 from mlcompute.onnx.imported import ImportedGraph
-from mlcompute.onnx.imported_weights import find_weights, name_weights, note_training, weight
+from mlcompute.onnx.imported_weights import find_inner_weights, find_weights, name_weights, note_training, weight
 from mlcompute.onnx.inputs import GivenInputs
 from mlcompute.onnx.layer import OperatorLayer
 from mlcompute.onnx.layers import layer_for
@@ -27,6 +27,7 @@ from mlcompute.onnx.operators.reductions import MASKED
 from mlcompute.onnx.order import in_order
 from mlcompute.onnx.outputs import add_output, choose_output
 from mlcompute.onnx.problems import ModelError, Problem, failure
+from mlcompute.onnx.reach import INTEGER, WAY_OUT
 from mlcompute.onnx.rows import BY_DESIGN, ROWS, NeedsValueError, NotImportedError, load_rows
 from mlcompute.onnx.ties import Ties
 from mlcompute.onnx.types import (
@@ -147,8 +148,7 @@ class Importer:
             for sparse in graph.sparse_initializer:
                 found[sparse.values.name] = Failed("sparse tensors are not imported")
             self.read[id(graph)] = graph, found
-            if outermost:
-                find_weights(self, found)
+            find_weights(self, found) if outermost else find_inner_weights(self, found)
         names.operands.update(self.read[id(graph)][1])
 
     def stored(self, tensor: Any, name: str, raw: Any = None) -> Operand:
@@ -299,6 +299,8 @@ class Importer:
             return [Failed() for _ in node.output]
         if handler is not None:
             return handler(self, node, operands, names, place, label)
+        if self.choices.dequantize and local is None and not domain and node.op_type in INTEGER:
+            raise NotImportedError("dequantize=True does not make it an operator of floating numbers", fix=WAY_OUT)
         if local is not None:
             below = Place(operator_sets(local), {}, f"{label}/", place.depth + 1)
             return inline(self, local, node, operands, below, place)

@@ -64,7 +64,7 @@ def load(
             ).run()  # fmt: skip
         except AgainError as again:
             fixed = again.fixed
-        except Error:
+        except (Error, Warning):  # warnings, where the caller made errors of them
             raise
         except Exception as error:
             # A damaged file can be wrong in ways nobody thought of; the caller gets one kind of error for all of them.

@@ -56,11 +56,51 @@ def is_count(array: Array) -> bool:
     return bool(np.array_equal(array.reshape(-1), np.arange(array.size)))
 
 
+def is_evenly_spaced(array: Array) -> bool:
+    """Coordinates: one axis along which the numbers go in equal steps, or a grid of several such axes."""
+    sizes = [extent for extent in array.shape if extent > 1]
+    if not 4 <= array.size <= _PART or not sizes:
+        return False
+    flat = array.reshape(-1).astype(np.float64)
+    if len(sizes) == 1:
+        return _in_equal_steps(flat)
+    return _is_grid(flat.reshape(-1, sizes[-1]).T) or _is_grid(flat.reshape(sizes[0], -1))
+
+
+def _is_grid(lines: Array) -> bool:
+    """One line per coordinate: each goes in equal steps and takes each value equally often; some stay the same."""
+    if len(lines) > 4:
+        return False
+    steps = 0
+    for line in lines:
+        values, counts = np.unique(line, return_counts=True)
+        if values.size == 1:
+            continue
+        if counts.min() != counts.max() or counts[0] < 2 or not _in_equal_steps(values):
+            return False
+        steps = max(steps, values.size)
+    return steps > 2
+
+
+def _in_equal_steps(numbers: Array) -> bool:
+    step = (numbers[-1] - numbers[0]) / (numbers.size - 1)
+    even = numbers[0] + step * np.arange(numbers.size)
+    return bool(step and np.allclose(numbers, even, rtol=0.0, atol=1e-6 * np.abs(even).max()))
+
+
 def is_monotone(array: Array) -> bool:
     """One axis along which the numbers only rise or only fall, as those of a noise schedule do."""
     if array.ndim != 1 or not 8 <= array.size <= _PART or is_uniform(array):
         return False
     return bool(np.all(array[1:] >= array[:-1]) or np.all(array[1:] <= array[:-1]))
+
+
+def is_slopes(array: Array) -> bool:
+    """Powers of two, and of roots of two, along one axis: the slopes of attention with linear biases (ALiBi)."""
+    if not 4 <= array.size <= 1024 or array.size != max(array.shape) or is_uniform(array) or array.min() <= 0:
+        return False
+    exponents = 16 * np.log2(array.reshape(-1).astype(np.float64))
+    return bool(np.all(np.abs(exponents - np.round(exponents)) < 1e-4))
 
 
 def is_mirrored(array: Array) -> bool:

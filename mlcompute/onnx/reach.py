@@ -15,6 +15,10 @@ QUANTIZED = frozenset(
     {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger",
      "MatMulInteger"}
 )  # fmt: skip
+#: Those that stay what they are with `dequantize=True`: they compute with whole numbers themselves, or find the scales.
+INTEGER = QUANTIZED - {"QuantizeLinear", "DequantizeLinear"}
+#: What to do about them, and about scales that the file does not store.
+WAY_OUT = "train the floating-point model it was made from and quantize that, or quantize in the format QDQ"
 
 
 def unreached(graph: ImportedGraph) -> dict[str, str]:

@@ -133,8 +133,45 @@ class Rewriter:
         here, there = ([size if k else 1 for k in parts] for size in (self.sizes.a, self.sizes.b))
         for whole, repeats in ((a, here), (b, there)):
             if not np.array_equal(np.tile(part, repeats), whole, equal_nan=is_floating(a.dtype)):
-                raise StaticError(f"a table of {a.size} numbers has a part of its own for each sample")
+                return self._counted(a, b, parts)
         return self._node_once("Tile", self.here.constant(part), self._numbers(here, there))
+
+    def _counted(self, a: Array, b: Array, parts: list[int]) -> str:
+        """A table of whole numbers whose part for a sample is the first one and a step for each sample before it.
+
+        Such are the numbers of samples themselves, and places in a table that has a row for each sample.
+        """
+        axis = next((axis for axis, k in enumerate(parts) if k), None)
+        apart = StaticError(f"a table of {a.size} numbers has a part of its own for each sample")
+        if axis is None or sum(map(bool, parts)) > 1 or self.sizes.b < 2:
+            raise apart
+        with np.errstate(all="ignore"):
+            whole = [array.astype(np.int64) for array in (a, b)]
+        if not all(np.array_equal(numbers, array) for numbers, array in zip(whole, (a, b), strict=True)):
+            raise apart
+        mine, other = (  # the samples on an axis of their own
+            numbers.reshape(*a.shape[:axis], size, parts[axis], *a.shape[axis + 1 :])
+            for numbers, size in zip(whole, (self.sizes.a, self.sizes.b), strict=True)
+        )
+        first, second = (np.take(other, [k], axis) for k in (0, 1))
+        shape = [-1 if k == axis else 1 for k in range(other.ndim)]
+        if not all(
+            np.array_equal(first + np.arange(numbers.shape[axis]).reshape(shape) * (second - first), numbers)
+            for numbers in (mine, other)
+        ):
+            raise apart
+
+        def constant(numbers: object) -> str:
+            return self.here.constant(np.array(numbers, np.int64))
+
+        count = self._node_once("Reshape", self._samples(1), constant([]))
+        samples = self._node_once("Range", constant(0), count, constant(1))
+        samples = self._node_once("Reshape", samples, constant(shape))
+        found = self._node_once("Mul", samples, constant(second - first))
+        found = self._node_once("Add", found, constant(first))
+        open_shape = [-1 if k == axis else size for k, size in enumerate(a.shape)]
+        found = self._node_once("Reshape", found, constant(open_shape))
+        return found if a.dtype == np.int64 else self._node_once("Cast", found, to=element_type(a.dtype))
 
     def _numbers(self, a: list[int], b: list[int], may_be_open: bool = False) -> str:
         """Whole numbers of which some are multiples of the batch."""

@@ -26,9 +26,11 @@ import numpy as np
 from mlcompute.errors import DataError
 from mlcompute.onnx.numbers import (
     is_count,
+    is_evenly_spaced,
     is_mask,
     is_mirrored,
     is_monotone,
+    is_slopes,
     is_sparse_filter,
     is_uniform,
     is_whole,
@@ -101,7 +103,9 @@ class _Numbers:
     uniform = functools.cached_property(lambda self: is_uniform(self.array))
     whole = functools.cached_property(lambda self: is_whole(self.array))
     count = functools.cached_property(lambda self: is_count(self.array))
+    evenly_spaced = functools.cached_property(lambda self: is_evenly_spaced(self.array))
     monotone = functools.cached_property(lambda self: is_monotone(self.array))
+    slopes = functools.cached_property(lambda self: is_slopes(self.array))
     mirrored = functools.cached_property(lambda self: is_mirrored(self.array))
     sparse = functools.cached_property(lambda self: is_sparse_filter(self.array))
 
@@ -203,6 +207,8 @@ def _at(site: Site, name: str, numbers: _Numbers, uses: Uses) -> Judgement:
             return Judgement(False, "its numbers count 0, 1, 2, ..")
         if node.operator in ("Gather", "GatherND") and not called_weight and numbers.monotone:
             return Judgement(False, "its numbers only rise or only fall: a schedule")
+        if numbers.evenly_spaced and not called_weight:
+            return Judgement(False, "its numbers go in equal steps: coordinates")
         if node.operator in _PRODUCTS:
             if uses.reaches(node, ("Sin", "Cos"), _BEFORE_WAVES):
                 return Judgement(False, f"sine and cosine are taken of {node.label}: it holds frequencies")
@@ -230,7 +236,9 @@ def _broadcast(site: Site, name: str, numbers: _Numbers, uses: Uses, called_weig
     what = what or f"operand of {node.operator} on data"
     wide = sum(extent > 1 for extent in array.shape)
     if wide == 0:
-        if node.operator in ("Add", "Sum") and _follows_product(site, uses):
+        # A bias has an axis, and PyTorch's newer exporter leaves it its name: in `f(x) + 1.5` nobody trains 1.5.
+        is_bias = called_weight or (array.ndim > 0 and not _NUMBERED.fullmatch(name))
+        if is_bias and node.operator in ("Add", "Sum") and _follows_product(site, uses):
             return Judgement(True, f"the bias of {node.label}")
         return Judgement(called_weight and array.ndim > 0, "its name says so" if called_weight else "one number")
     if not called_weight:
@@ -242,6 +250,8 @@ def _broadcast(site: Site, name: str, numbers: _Numbers, uses: Uses, called_weig
             return Judgement(False, f"{node.label} applies it to an input of the model")
         if uses.reaches(node, ("Sin", "Cos"), _BEFORE_WAVES):
             return Judgement(False, f"sine and cosine are taken of {node.label}: it holds frequencies")
+        if numbers.evenly_spaced:
+            return Judgement(False, "its numbers go in equal steps: coordinates")
     if node.operator in ("Add", "Sum") and wide == 1 and _follows_product(site, uses):
         return Judgement(True, f"the bias of {node.label}")
     if called_weight:
@@ -251,6 +261,8 @@ def _broadcast(site: Site, name: str, numbers: _Numbers, uses: Uses, called_weig
     if wide == 1:
         if numbers.mirrored:
             return Judgement(False, "its numbers read the same from both ends: a window")
+        if numbers.slopes:
+            return Judgement(False, "its numbers are powers of a root of two: slopes of ALiBi")
         return Judgement(True, f"{what}, one number per channel")
     if numbers.uniform:
         return Judgement(True, f"{what} although it changes nothing: a fresh parameter")

@@ -441,14 +441,14 @@ def test_a_batch_that_cannot_be_open_stays_and_says_why() -> None:
     assert fixed.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 4
 
 
-def _imported(nodes: list[onnx.NodeProto], stored: dict[str, Array]) -> onnx.ModelProto:
-    """A model from x (n, 2, 3) to y, imported for four samples and written again."""
+def _imported(nodes: list[onnx.NodeProto], stored: dict[str, Array], batch: int = 4) -> onnx.ModelProto:
+    """A model from x (n, 2, 3) to y, imported for some samples and written again."""
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2, 3])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     arrays = [numpy_helper.from_array(array, name) for name, array in stored.items()]
     sets = [helper.make_opsetid("", 18)]
     model = helper.make_model(helper.make_graph(nodes, "g", [x], [y], arrays), opset_imports=sets, ir_version=8)
-    return mlc.onnx.to_model(mlc.onnx.load(model, batch=4))
+    return mlc.onnx.to_model(mlc.onnx.load(model, batch=batch))
 
 
 def test_tables_that_repeat_for_each_sample_and_counts_of_samples_are_open() -> None:
@@ -472,6 +472,37 @@ def test_tables_that_repeat_for_each_sample_and_counts_of_samples_are_open() -> 
         x = np.random.default_rng(n).standard_normal((n, 2, 3)).astype(np.float32)
         (y,) = session(model).run(None, {"x": x})
         np.testing.assert_allclose(y, (x + mask) * table[:, None] / n, rtol=1e-6)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_numbers_of_samples_are_counted_for_any_batch(batch: int) -> None:
+    """As the masks of transformers are made: places in a table that has a row for each sample, and two for each."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["n"], end=1),
+        helper.make_node("Reshape", ["n", "none"], ["count"]),
+        helper.make_node("Range", ["zero", "count", "one"], ["samples"]),
+        helper.make_node("Reshape", ["samples", "column"], ["rows"]),
+        helper.make_node("Mul", ["rows", "six"], ["first"]),
+        helper.make_node("Add", ["first", "numbers"], ["places"]),  # (n, 3): the last row of each sample, from its end
+        helper.make_node("Reshape", ["x", "flat"], ["list"]),
+        helper.make_node("Gather", ["list", "places"], ["picked"]),
+        helper.make_node("Reshape", ["places", "pairs"], ["halves"]),  # (n, 1, 3) with a step of six in the middle
+        helper.make_node("Cast", ["halves"], ["values"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["values", "x"], ["sum"]),
+        helper.make_node("Reshape", ["picked", "pairs"], ["last"]),
+        helper.make_node("Mul", ["sum", "last"], ["y"]),
+    ]
+    stored = {
+        "none": np.array([], np.int64), "zero": np.array(0), "one": np.array(1), "column": np.array([-1, 1]),
+        "six": np.array([6]), "numbers": np.array([5, 4, 3]), "flat": np.array([-1]), "pairs": np.array([-1, 1, 3]),
+    }  # fmt: skip
+    model = _imported(nodes, stored, batch)
+    assert model.metadata_props[0].value == "any"
+    for n in (4, 1, 6):
+        x = np.random.default_rng(n).standard_normal((n, 2, 3)).astype(np.float32)
+        places = (6 * np.arange(n)[:, None] + [5, 4, 3])[:, None]
+        (y,) = session(model).run(None, {"x": x})
+        np.testing.assert_allclose(y, (places + x) * x.ravel()[places], rtol=1e-5)
 
 
 def test_samples_that_are_picked_by_number_do_not_make_any_batch() -> None:

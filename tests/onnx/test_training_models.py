@@ -190,6 +190,28 @@ def test_a_quantized_model_can_be_read_as_a_floating_one(device: mlc.Device) -> 
     assert not np.array_equal(graph.weights["wq"].data, before)
 
 
+@pytest.mark.parametrize("is_dynamic", [True, False])
+def test_products_of_whole_numbers_are_not_dequantized(is_dynamic: bool, device: mlc.Device) -> None:
+    """As onnxruntime quantizes dynamically: of values that are not rounded any more they would be other products."""
+    scale = helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"])
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["xq", "s", "z"]) if is_dynamic else scale,
+        helper.make_node("MatMulInteger", ["xq", "wq", "z"], ["h"]),
+        helper.make_node("Cast", ["h"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["f", "s"], ["y"]),
+    ]
+    stored = {"wq": np.random.default_rng(0).integers(-100, 100, (8, 5)).astype(np.int8)}
+    model = model_of(nodes, stored if is_dynamic else {**stored, "s": np.float32(0.05), "z": np.uint8(128)}, [6, 8])
+    with pytest.warns(UserWarning, match="train the floating-point model"):
+        graph, x = mlc.onnx.load(model), normal(6, 8)
+    with pytest.raises(UserWarning, match="no weight of this model"):  # as the filter of these tests asks for
+        mlc.onnx.load(model)
+    np.testing.assert_allclose(inferred(graph, x, device), session(model, x), rtol=1e-4)
+    assert any("train the floating-point model" in note and "dequantize" not in note for note in graph.notes)
+    with pytest.raises(mlc.onnx.ModelError, match="train the floating-point model it was made from"):
+        mlc.onnx.load(model, dequantize=True)
+
+
 def test_dynamic_quantization_of_a_computed_value(device: mlc.Device) -> None:
     nodes = [
         helper.make_node("Relu", ["x"], ["r"]),

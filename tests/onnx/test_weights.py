@@ -163,6 +163,12 @@ def _after(node: str, *operands: str) -> list[onnx.NodeProto]:
             helper.make_node(node, ["r", *operands], ["y"])]  # fmt: skip
 
 
+def _after_product(node: str, *operands: str) -> list[onnx.NodeProto]:
+    return [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node(node, ["h", *operands], ["y"])]
+
+
+#: Rows (x, y, 1) of an image of 4 x 2.
+GRID = np.stack([np.tile(np.linspace(-1, 1, 4), 2), np.repeat([-1.0, 1.0], 4), np.ones(8)], 1).astype(np.float32)
 SINE = np.sin(np.outer(np.arange(6), 0.5 ** np.arange(8))).astype(np.float32)
 COSINE = np.cos(np.outer(np.arange(6), 0.5 ** np.arange(8))).astype(np.float32)
 TRIANGLE = np.triu(np.ones((6, 8), np.float32), 1)
@@ -188,6 +194,15 @@ CONSTANTS = {
         normal(8), "an input of the model",
     ),
     "a scale nobody has": (_after("LayerNormalization", "val_2"), np.ones(8, np.float32), "has no scale"),
+    "a number that is added": (_after_product("Add", "val_2"), np.float32(1.5), "one number"),
+    "a number with an axis that is added": (_after_product("Add", "val_2"), np.float32([1.5]), "one number"),
+    "the places of a soft maximum": (_after("MatMul", "t"), np.linspace(-1, 1, 8, dtype=np.float32)[:, None], "steps"),
+    "a grid of coordinates": (_after("MatMul", "t"), GRID, "coordinates"),
+    "coordinates per channel": (_after("Mul", "t"), np.linspace(0, 3, 8, dtype=np.float32), "coordinates"),
+    "slopes of ALiBi": (_after("Mul", "unsqueeze_1"), np.float32([2.0 ** -(k + 1) for k in range(8)]), "slopes"),
+    "slopes of heads that are no power of two": (
+        _after("Mul", "unsqueeze_1"), np.float32([2.0**-k for k in (1, 2, 3, 4, 5, 6, 0.5, 1.5)]), "slopes",
+    ),
     "a start state": (
         [helper.make_node("RNN", ["x3", "wr", "rr", "", "", "t"], ["", "y"], hidden_size=2),],
         normal(1, 6, 2), "is no weight",
@@ -233,6 +248,11 @@ WEIGHTS = {
          helper.make_node("Einsum", ["h", "t"], ["y"], equation="ij,jk")], normal(8, 8) / 2,
     ),
     "a bias": (_after("Add", "t"), normal(8)),
+    "a bias of one number": (
+        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("MatMul", ["h", "w"], ["i"]),
+         helper.make_node("Add", ["i", "onnx::Add_7"], ["y"])], np.float32([0.25]),
+    ),
+    "a scale of few levels": (_after("Mul", "t"), np.float32([-3, -1, 1, 3, 3, -1, 1, 3]) / 7),
     "a bias of zeros": (_after("Add", "t"), np.zeros(8, np.float32)),
     "a scale per channel": (_after("Mul", "t"), np.ones(8, np.float32)),
     "positions with a name": (_after("Add", "pos_embed"), normal(6, 8)),
@@ -277,6 +297,56 @@ def test_the_doctor_lists_the_guess() -> None:
     text = str(mlc.onnx.doctor(model_of(_after("Mul", "t"), {"w": normal(8, 8), "t": TRIANGLE}, [6, 8])))
     assert "    w: operand 1 of MatMul 'h'" in text.splitlines()
     assert "    t: whole numbers: a mask, strides or positions" in text.splitlines()
+
+
+def body(*nodes: onnx.NodeProto, inputs: tuple[str, ...] = (), outputs: tuple[str, ...], **stored: object) -> object:
+    """The body of a loop or a branch."""
+    arrays = [numpy_helper.from_array(np.asarray(array), name) for name, array in stored.items()]
+    given, results = ([onnx.ValueInfoProto(name=name) for name in names] for names in (inputs, outputs))
+    return helper.make_graph(nodes, "body", given, results, arrays)
+
+
+def test_what_the_body_of_a_loop_stores_is_one_weight(device: mlc.Device) -> None:
+    turn = [helper.make_node("MatMul", ["v", "w"], ["a"]), helper.make_node("Add", ["a", "b"], ["c"]),
+            helper.make_node("Tanh", ["c"], ["t"]), helper.make_node("Mul", ["t", "half"], ["o"]),
+            helper.make_node("Identity", ["going"], ["go"])]  # fmt: skip
+    stored = {"w": normal(8, 8) / 2, "b": normal(8), "half": np.float32(0.5)}
+    inner = body(*turn, inputs=("turn", "going", "v"), outputs=("go", "o"), **stored)
+    model = model_of([helper.make_node("Loop", ["three", "", "x"], ["y"], body=inner)], {"three": np.array(3)}, [6, 8])
+    graph, x = mlc.onnx.load(model), normal(6, 8)
+    assert set(graph.weights) == {"w", "b"}
+    assert graph.judgements["half"].reason == "one number"
+    assert set(mlc.onnx.load(model, trainable="b").weights) == {"b"}
+    tensors = [torch.tensor(stored[name], requires_grad=True) for name in ("w", "b")]
+    y = torch.tensor(x)
+    for _ in range(3):
+        y = torch.tanh(y @ tensors[0] + tensors[1]) * 0.5
+    ((y - 1) ** 2).mean().backward()
+    training = mlc.TrainingGraph(
+        [graph], mlc.LossLayer.mean_squared_error(mlc.ReductionType.MEAN),
+        mlc.SGDOptimizer(mlc.OptimizerDescriptor(learning_rate=1.0)),
+    )  # fmt: skip
+    training.add_inputs(graph.inputs, {"label": mlc.Tensor(shape=(6, 8))})
+    training.compile(device=device)
+    training.execute({"x": x}, {"label": np.ones((6, 8))}).wait()
+    for name, tensor in zip(("w", "b"), tensors, strict=True):
+        after = (tensor - tensor.grad).detach().numpy()
+        np.testing.assert_allclose(graph.weights[name].data.reshape(after.shape), after, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_branches_may_call_their_weights_alike(condition: bool) -> None:
+    branches = {
+        f"{which}_branch": body(helper.make_node("MatMul", ["h", "w"], [which]), outputs=(which,), w=normal(8, 8) + k)
+        for k, which in enumerate(("then", "else"))
+    }
+    second = body(helper.make_node("MatMul", ["x", "w"], ["o"]), outputs=("o",), w=normal(8, 8) + 2)
+    nodes = [helper.make_node("If", ["yes"], ["h"], then_branch=second, else_branch=second),
+             helper.make_node("If", ["condition"], ["y"], **branches)]  # fmt: skip
+    graph = mlc.onnx.load(model_of(nodes, {"yes": np.array(True), "condition": np.array(condition)}, [6, 8]))
+    assert set(graph.weights) == {"w", "w_2"}
+    np.testing.assert_array_equal(graph.weights["w"].data, normal(8, 8) + 2)
+    np.testing.assert_array_equal(graph.weights["w_2"].data, normal(8, 8) + (not condition))
 
 
 # Merged tensors by hand ---------------------------------------------------------------------------------------------

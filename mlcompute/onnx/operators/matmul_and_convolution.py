@@ -322,7 +322,7 @@ def conv_transpose(call: Call) -> Value:
         totals = [max(n - t, 0) for n, t in zip(full, target, strict=True)]
         small = tuple(total // 2 for total in totals)
         large = tuple(total - total // 2 for total in totals)
-        begin, end = (small, large) if mode != "SAME_LOWER" else (large, small)
+        begin, end = (small, large) if mode == "SAME_UPPER" else (large, small)
         full = [t + b + e for t, b, e in zip(target, begin, end, strict=True)]
     else:
         begin, end = pads_of(call, x.shape[2:], kernel, strides, dilations)

@@ -43,6 +43,20 @@ def _activation(name: str, alpha: float | None, beta: float | None) -> Activatio
     return found
 
 
+#: Activations that take a number, and those that take a second one.
+_WITH_BETA = frozenset({"affine", "scaledtanh", "hardsigmoid"})
+_WITH_ALPHA = _WITH_BETA | {"leakyrelu", "thresholdedrelu", "elu"}
+
+
+def _taken(numbers: Sequence[float] | None, names: Sequence[str], takers: frozenset[str]) -> list[float | None]:
+    """The number of each activation: those that need one take one after the other, unless there is one for each."""
+    given = list(numbers or ())
+    if len(given) == len(names):
+        return list(given)
+    left = iter(given)
+    return [next(left, None) if name in takers else None for name in names]
+
+
 class _Recurrence:
     """What the three operators share: directions, layouts, lengths, clipping and initial states."""
 
@@ -66,11 +80,9 @@ class _Recurrence:
             raise NotImportedError(f"{call.kind} over {self.steps} steps, at most 4096")
         names = call.attribute("activations") or list(defaults) * len(self.reverses)
         self.names = [name.lower() for name in names]
-        alphas, betas = list(call.attribute("activation_alpha") or ()), list(call.attribute("activation_beta") or ())
-        self.activations = [
-            _activation(name, alphas[k] if k < len(alphas) else None, betas[k] if k < len(betas) else None)
-            for k, name in enumerate(names)
-        ]
+        alphas = _taken(call.attribute("activation_alpha"), self.names, _WITH_ALPHA)
+        betas = _taken(call.attribute("activation_beta"), self.names, _WITH_BETA)
+        self.activations = [_activation(*given) for given in zip(names, alphas, betas, strict=True)]
         self.per_direction = len(defaults)
         if len(names) != self.per_direction * len(self.reverses):
             raise ShapeError(f"{call.kind}: {len(names)} activations, {self.per_direction} per direction are needed")

@@ -233,7 +233,10 @@ def slice_(call: Call) -> Value:
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if step == 0:
             raise ShapeError("Slice: a step of 0")
-        x = sliced(x, front(axis, x.rank, "Slice"), slice(start, end, step))
+        axis = front(axis, x.rank, "Slice")
+        if step < 0:  # a start before the first element is the first, where NumPy takes nothing
+            start = max(start, -x.shape[axis])
+        x = sliced(x, axis, slice(start, end, step))
     return x
 
 
@@ -288,8 +291,11 @@ def padded(x: Value, axis: int, before: int, after: int, mode: str = "constant",
     places = np.arange(-before, extent + after)
     if mode == "edge":
         places = np.clip(places, 0, extent - 1)
-    elif mode == "wrap":
-        places = places % extent
+    elif mode == "wrap":  # what is cut off is not repeated
+        first, last = max(-before, 0), extent - max(-after, 0)
+        if last <= first:
+            raise ShapeError(f"Pad: nothing of {extent} elements is left to repeat")
+        places = first + (places - first) % (last - first)
     else:
         period = max(2 * (extent - 1), 1)
         places = np.abs((places + extent - 1) % period - (extent - 1)) if extent > 1 else places * 0
