@@ -34,9 +34,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "form", [across for taps in ((2, 2), (3, 3), (4, 4), (5, 5), (1, 3), (1, 5), (1, 1)) for _, across in forms(*taps)]
-)
+EXTENTS = [(2, 2), (3, 3), (4, 4), (5, 5), (1, 2), (1, 3), (1, 4), (1, 5), (1, 1)]
+
+
+@pytest.mark.parametrize("form", [across for taps in EXTENTS for _, across in forms(*taps)])
 def test_forms_are_convolutions(form: Form) -> None:
     """In exact enough arithmetic, one dimension: y = Aᵀ ((G w) * (Bᵀ x)), and its gradient of w."""
     rng = np.random.default_rng(0)
@@ -60,9 +61,9 @@ def arrays_of(case: tuple[Any, ...]) -> dict[str, tuple[list[Array], dict[str, A
     w = (rng.standard_normal((o, c // groups, *kernel)) / kernel[1]).astype("f")
     reach = [dilation * (taps - 1) for dilation, taps in zip(dilations, kernel, strict=True)]
     extents = height + padding[0] + padding[1] - reach[0], width + padding[2] + padding[3] - reach[1]
-    extents = tuple(-(-extent // stride) for extent in extents)
+    extents = tuple(-(-extent // (stride if taps > 1 else 1)) for extent, taps in zip(extents, kernel, strict=True))
     dy = rng.standard_normal((samples, *extents, o)).astype("f")
-    strides = {"strides": (stride, stride), "dilations": dilations}
+    strides = {"strides": tuple(stride if taps > 1 else 1 for taps in kernel), "dilations": dilations}
     common = {**strides, "padding": padding, "groups": groups, "channels_last": True}
     return {
         "convolution": ([x, w], common),
@@ -127,6 +128,8 @@ STRIDED = [
     (5, 3, 2, 16, 13, 6, (2, 2, 2, 2)),
     (16, 1, 1, 9, 16, 3, (1, 1, 0, 1)),
     (16, 6, 8, 8, 8, 4, (1, 1, 1, 1)),
+    (2, 2, 3, 1, 201, (1, 8), (0, 0, 3, 3)),
+    (3, 3, 1, 33, 2, (5, 1), (1, 0, 0, 0)),
 ]
 
 
@@ -139,13 +142,16 @@ LARGE = [
     (3, 2, 3, 12, 19, 4, (1, 2, 0, 3)),
     (3, 2, 3, 12, 19, 2, (0, 1, 1, 0)),
     (2, 6, 8, 24, 24, 6, (2, 3, 2, 3)),
+    (2, 2, 3, 1, 200, (1, 7), (0, 0, 3, 3)),
+    (2, 1, 2, 3, 77, (1, 8), (0, 0, 7, 0)),
+    (3, 3, 1, 50, 2, (11, 1), (5, 2, 0, 0)),
 ]
 
 
 @pytest.fixture(params=[2, 16], ids=["2 cores", "16 cores"])
 def always(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Winograd's algorithm wherever it can be; threads of a machine with many cores share parts of images."""
-    for name, value in (("_LONGER", 0.0), ("_PER_FILTER", 1e-9), ("_LEAST_TILES", 1)):
+    for name, value in (("_LONGER", 0.0), ("_PER_FILTER", 1e-9), ("_LEAST_TILES", 1), ("_GAIN", math.inf)):
         monkeypatch.setattr(f"mlcompute.devices.cpu.kernels.winograd_sizes.{name}", value)
     monkeypatch.setattr("mlcompute.devices.cpu.kernels.winograd_sizes.machine_slices", lambda: request.param)
 

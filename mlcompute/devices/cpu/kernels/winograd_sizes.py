@@ -35,6 +35,8 @@ _CACHED_FILTERS, _READING = 2_400_000, 3.0
 _PART = 1_300_000
 #: Filters (inputs times outputs) whose points take more memory than they save time.
 _MOST_FILTERS = 256 * 256
+#: Taps of a part of a large filter, at most.
+_MOST_TAPS = 5
 #: Of stride two, large filters and volumes: floats of the points of filters, at most, what one of them or of the
 #: filters costs in nanoseconds, and how much longer tiles take than estimated.
 _MOST_POINTS, _PER_FILTER, _LONGER = 36 * 256 * 256, 1.2, 1.15
@@ -49,26 +51,25 @@ class Split(NamedTuple):
 
     With stride two, a and b are the remainders of rows and columns. Large filters are cut: a part has `apart` taps.
 
-    extent      taps of the filter in one direction; those of parts beyond it are 0
     channels    of the image
-    top, left   rows and columns of zeros before it
+    before      top, left: rows and columns of zeros before it
+    extents     taps of the filter, down and across; those of parts beyond it are 0
+    counts      parts, down and across; `steps` and `aparts` likewise
     of_result   is it the result that has parts (the gradient of the input with stride two), and not the source?
-    per_side    parts in one direction
     """
 
-    extent: int
     channels: int
-    top: int
-    left: int
-    of_result: bool
-    per_side: int
-    step: int
-    apart: int
+    before: Shape
+    extents: Shape
+    counts: Shape
+    steps: Shape
+    aparts: Shape
+    of_result: bool = False
 
     @property
     def parts(self) -> int:
         """In both directions."""
-        return self.per_side**2
+        return math.prod(self.counts)
 
 
 class Planes(NamedTuple):
@@ -179,7 +180,7 @@ class Sizes(NamedTuple):
     def code_key(self) -> str:
         """Everything a kernel's code depends on; extents are arguments."""
         choices = f"{panel_width(self.channels)} {self.filled} {self.merged > 1} {vector_lanes()}"
-        split = self.split and (self.split.extent, *self.split[4:])
+        split = self.split and self.split[2:]
         return f"{self.down} {self.across} {choices} {split} {self.planes is not None}"
 
     @property
@@ -196,13 +197,11 @@ def winograd_sizes(step: Step) -> Sizes | None:
         return None
     if len(w) == 5:
         return _of_planes(step)
-    if len(w) == 4 and a["strides"] == (2, 2):
+    if len(w) == 4 and set(a["strides"]) != {1}:
         return _of_stride_two(step)
-    if len(w) == 4 and w[2] == w[3] and w[2] not in (1, 3, 5):
+    if len(w) == 4 and not forms(*w[2:]):
         return _of_large_filters(step)
-    if len(w) != 4 or not forms(*w[2:]):
-        return None
-    if set(a["strides"]) != {1} or (merged := _merged_groups(w, a["groups"])) is None:
+    if len(w) != 4 or (merged := _merged_groups(w, a["groups"])) is None:
         return None
     # The distance between taps is that of pixels of a tile, too; a single tap has none.
     down, across = (dilation if taps > 1 else 1 for dilation, taps in zip(a["dilations"], w[2:], strict=True))
@@ -225,8 +224,9 @@ def winograd_sizes(step: Step) -> Sizes | None:
         for both in forms(*w[2:])
     ]
     fitting = [sizes for sizes in fitting if sizes.tiles >= _LEAST_TILES]
-    # Less is saved in one direction, with zeros, or where few pixels have taps inside: not enough for few channels.
-    has_few = w[2] != w[3] or a["groups"] > 1
+    # Less is saved in one direction, by two or four taps, with zeros, or where few pixels have taps inside: not enough
+    # for few channels.
+    has_few = w[2] != w[3] or w[2] % 2 == 0 or a["groups"] > 1
     if has_few or not filled or max(down, across) > 1:
         plain = 2.0 * y[0] * groups * math.prod(per_group) * taps_inside(step) / FLOPS_PER_NS
         gain = _GAIN if has_few else _GAIN_DILATED if filled else _GAIN_UNFILLED
@@ -235,35 +235,42 @@ def winograd_sizes(step: Step) -> Sizes | None:
 
 
 def _of_stride_two(step: Step) -> Sizes | None:
-    """A convolution of stride two, if it suits."""
+    """A convolution of stride two, if it suits; one in one direction has a stride in that alone."""
     a, (x, w, y) = step.attributes, convolution_shapes(step)
-    (top, _, left, _), taps = a["padding"], -(-w[2] // 2)
-    if w[2] != w[3] or not _is_plain(step):
+    strides = [1 if taps == 1 else stride for taps, stride in zip(w[2:], a["strides"], strict=True)]
+    if not _is_plain(step) or any(stride != min(taps, 2) for taps, stride in zip(w[2:], a["strides"], strict=True)):
         return None
+    before, taps = a["padding"][::2], [-(-extent // stride) for extent, stride in zip(w[2:], strides, strict=True)]
     of_result = step.op.name == "convolution_input_gradient"
-    split = Split(w[2], w[1], top, left, of_result, per_side=2, step=2, apart=1)
+    split = Split(w[1], before, w[2:], (*strides,), (*strides,), (1, 1), of_result)
     if of_result:
-        grid = -(-(x[2] + top) // 2), -(-(x[3] + left) // 2)
-        fitting = [Sizes(*both, x[0], y[2:], w[0], grid, 4 * w[1], taps - 1, taps - 1) for both in forms(taps, taps)]
+        places = zip(x[2:], before, strides, strict=True)
+        grid = tuple(-(-(extent + zeros) // stride) for extent, zeros, stride in places)
+        source, depth, result, channels = y[2:], w[0], grid, split.parts * w[1]
+        top, left = taps[0] - 1, taps[1] - 1
     else:
-        fitting = [Sizes(*both, x[0], x[2:], 4 * w[1], y[2:], w[0], 0, 0) for both in forms(taps, taps)]
-    return _best(step, [sizes._replace(split=split) for sizes in fitting])
+        source, depth, result, channels = x[2:], split.parts * w[1], y[2:], w[0]
+        top = left = 0
+    each = forms(*taps)
+    return _best(step, [Sizes(*both, x[0], source, depth, result, channels, top, left, split=split) for both in each])
 
 
 def _of_large_filters(step: Step) -> Sizes | None:
     """A convolution with filters of an extent that there is no form for, as one of several small filters."""
     a, (x, w, y) = step.attributes, convolution_shapes(step)
-    (top, bottom, left, right), extent, most = a["padding"], w[2], w[2] - 1
-    if set(a["strides"]) != {1} or max(top, bottom, left, right) > most or not _is_plain(step):
+    (top, bottom, left, right), (down, across) = a["padding"], (w[2] - 1, w[3] - 1)
+    if not _is_plain(step) or max(top, bottom) > down or max(left, right) > across or (w[2] != w[3] and 1 not in w[2:]):
         return None
     if step.op.name == "convolution_input_gradient":
-        source, depth, result, channels, top, left = y[2:], w[0], x[2:], w[1], most - top, most - left
+        source, depth, result, channels, before = y[2:], w[0], x[2:], w[1], (down - top, across - left)
     else:
-        source, depth, result, channels = x[2:], w[1], y[2:], w[0]
+        source, depth, result, channels, before = x[2:], w[1], y[2:], w[0], (top, left)
     fitting = []
-    for taps in range(2, min(extent, 4) + 1):
-        split = Split(extent, depth, top, left, of_result=False, per_side=-(-extent // taps), step=1, apart=taps)
-        for both in forms(taps, taps):
+    for most in range(2, min(max(w[2:]), _MOST_TAPS) + 1):
+        taps = tuple(min(extent, most) for extent in w[2:])
+        counts = tuple(-(-extent // part) for extent, part in zip(w[2:], taps, strict=True))
+        split = Split(depth, before, w[2:], counts, (1, 1), taps)
+        for both in forms(*taps):
             fitting.append(Sizes(*both, x[0], source, split.parts * depth, result, channels, 0, 0, split=split))
     return _best(step, fitting)
 

@@ -6,6 +6,7 @@ an image or the planes of a volume, and written to parts; filters are brought to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
@@ -13,7 +14,7 @@ from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
 from mlcompute.devices.cpu.codegen.loops import Line, fill_line
 from mlcompute.devices.cpu.codegen.short_rows import read_across, write_across
 from mlcompute.devices.cpu.codegen.simd import SimdValue
-from mlcompute.devices.cpu.kernels.winograd_sizes import Sizes
+from mlcompute.devices.cpu.kernels.winograd_sizes import Sizes, Split
 
 
 class SplitImage:
@@ -22,22 +23,28 @@ class SplitImage:
     def __init__(self, args: KernelArguments, sizes: Sizes) -> None:
         assert sizes.split is not None
         split, depth = sizes.split, sizes.channels if sizes.split.of_result else sizes.depth
-        self._code, self._split, self.steps = args.code, split, (split.step, split.step)
+        self._code, self._split, self.steps = args.code, split, (split.steps[0], split.steps[1])
         #: Channels (a, b, c) that are neighbours in the image, too, from a multiple of so many on.
         self.run: str
         self._top, self._left, self._channels, self.run = args.numbers(
-            [split.top, split.left, split.channels, min(split.channels, depth)]
+            [*split.before, split.channels, min(split.channels, depth)]
         )
 
     def place(self, sample: str, i: str, j: str, channel: str) -> tuple[str, str, str, str]:
         """Sample, row, column and channel of the image, of a pixel of the parts and one of their channels."""
-        code, (*_, per_side, step, apart) = self._code, self._split
-        part = code.div(channel, self._channels)
-        row, column = (
-            code.sub(code.add(code.mul(at, step), code.mul(of, apart)), before)
-            for at, of, before in ((i, code.div(part, per_side), self._top), (j, code.rem(part, per_side), self._left))
-        )
-        return sample, row, column, code.rem(channel, self._channels)
+        code = self._code
+        row, column = places(code, self._split, code.div(channel, self._channels), i, j)
+        return sample, code.sub(row, self._top), code.sub(column, self._left), code.rem(channel, self._channels)
+
+
+def places(code: Code, split: Split, part: str, i: str | int, j: str | int) -> tuple[str, str]:
+    """Row and column of the image, without the zeros before it, or of a filter: of a part's."""
+    a, b = code.div(part, split.counts[1]), code.rem(part, split.counts[1])
+    row, column = (
+        code.add(code.mul(at, step), code.mul(of, apart))
+        for at, step, of, apart in zip((i, j), split.steps, (a, b), split.aparts, strict=True)
+    )
+    return row, column
 
 
 class PlanesOfVolume:
@@ -71,29 +78,30 @@ class SplitFilters:
 
     def __init__(self, code: Code, sizes: Sizes, backwards: bool = False) -> None:
         assert sizes.split is not None
-        self._code, self._split, self._last = code, sizes.split, sizes.down.taps - 1
+        self._code, self._split, self._taps = code, sizes.split, (sizes.down.taps, sizes.across.taps)
         self._rotates_parts = backwards and sizes.split.of_result
         self._is_rotated = backwards and not sizes.split.of_result
-        self._width, lanes = sizes.split.per_side * sizes.down.taps, vector_lanes()
-        self.full = Line(code, code.aligned_buffer(self._width**2 * lanes), "float")
-        self._plain = Line(code, code.aligned_buffer(sizes.split.extent**2 * lanes), "float")
-        fill_line(code, self.full, 0, str(self._width**2 * lanes))
+        rows, self._width = (count * taps for count, taps in zip(sizes.split.counts, self._taps, strict=True))
+        self._extent, lanes = math.prod(sizes.split.extents), vector_lanes()
+        self.full = Line(code, code.aligned_buffer(rows * self._width * lanes), "float")
+        self._plain = Line(code, code.aligned_buffer(self._extent * lanes), "float")
+        fill_line(code, self.full, 0, str(rows * self._width * lanes))
 
     def read(self, first: str, across: str) -> None:
         """All taps of filters whose first elements lie `across` apart, from the first on."""
-        read_across(self._code, (first, across), self._split.extent**2, self._plain, vector_lanes())
+        read_across(self._code, (first, across), self._extent, self._plain, vector_lanes())
         self._copy(self._plain, self.full, is_read=True)
 
     def write(self, first: str, across: str) -> None:
         """The same the other way round."""
         self._copy(self.full, self._plain, is_read=False)
-        write_across(self._code, self._plain, vector_lanes(), (first, across), self._split.extent**2)
+        write_across(self._code, self._plain, vector_lanes(), (first, across), self._extent)
 
     def _copy(self, source: Line, target: Line, *, is_read: bool) -> None:
-        code, lanes, extent = self._code, vector_lanes(), self._split.extent
-        with code.loop(0, extent) as row, code.loop(0, extent) as column:
-            place = code.add(code.mul(row, extent), column)
-            plain = code.mul(code.sub(extent**2 - 1, place) if self._is_rotated else place, lanes)
+        code, lanes, (height, width) = self._code, vector_lanes(), self._split.extents
+        with code.loop(0, height) as row, code.loop(0, width) as column:
+            place = code.add(code.mul(row, width), column)
+            plain = code.mul(code.sub(self._extent - 1, place) if self._is_rotated else place, lanes)
             full = code.mul(code.add(code.mul(row, self._width), column), lanes)
             target.store(full if is_read else plain, source.load(plain if is_read else full))
 
@@ -107,9 +115,8 @@ class SplitFilters:
 
     def _tap(self, part: str, p: str | int, q: str | int) -> str:
         """Where a tap of a part lies in `full`."""
-        code, (*_, per_side, step, apart) = self._code, self._split
-        row, column = (
-            code.add(code.mul(code.sub(self._last, at) if self._rotates_parts else at, step), code.mul(of, apart))
-            for at, of in ((p, code.div(part, per_side)), (q, code.rem(part, per_side)))
-        )
+        code = self._code
+        if self._rotates_parts:
+            p, q = (code.sub(taps - 1, at) for taps, at in zip(self._taps, (p, q), strict=True))
+        row, column = places(code, self._split, part, p, q)
         return code.mul(code.add(code.mul(row, self._width), column), vector_lanes())

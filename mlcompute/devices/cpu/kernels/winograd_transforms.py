@@ -74,7 +74,13 @@ _POINTS: dict[int, list[tuple[int, tuple[float, ...]]]] = {
 
 
 #: The same in one direction only, where errors do not multiply: more points stay as accurate.
-_LINE_POINTS: dict[int, list[tuple[int, tuple[float, ...]]]] = {3: [(4, _SIX)], 5: [(4, (*_SIX, 0.5, -2.0))]}
+_EIGHT = (*_SIX, 0.5, -2.0)
+_LINE_POINTS: dict[int, list[tuple[int, tuple[float, ...]]]] = {
+    2: [(3, (0.0, 1.0, -1.0)), (5, _SIX)],
+    3: [(4, _SIX)],
+    4: [(3, _SIX), (5, _EIGHT)],
+    5: [(4, _EIGHT)],
+}
 _UNCHANGED = Form(1, 1, ((1.0,),), ((1.0,),), ((1.0,),))
 
 
