@@ -7,6 +7,7 @@ import functools
 import inspect
 import math
 import operator
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -20,6 +21,13 @@ from mlcompute.tensor import TensorDescriptor
 Member = TypeVar("Member", bound=enum.IntEnum)
 Flags = TypeVar("Flags", bound=enum.IntFlag)
 One = TypeVar("One")
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 80
+
+
+def brief(value: Any) -> str:
+    """repr of `value` for a message, on one line; of arrays and long lists the beginning and the end."""
+    return " ".join(_BRIEF.repr(value).split())
 
 
 def integer(who: str, name: str, number: Any) -> int:
@@ -29,7 +37,7 @@ def integer(who: str, name: str, number: Any) -> int:
             raise TypeError
         return operator.index(number)
     except TypeError:
-        raise TypeError(f"{who}: {name} must be a whole number, not {number!r}") from None
+        raise TypeError(f"{who}: {name} must be a whole number, not {brief(number)}") from None
 
 
 def whole(who: str, name: str, number: Any, least: int = 0) -> int:
@@ -78,7 +86,7 @@ def real(who: str, name: str, number: Any) -> float:
     """`number` as a Python float; TypeError when it is none."""
     # float("3") and float(True) succeed, yet neither is a number somebody meant to write here.
     if isinstance(number, (str, bytes, bool)) or not hasattr(type(number), "__float__"):
-        raise TypeError(f"{who}: {name} must be a number, not {number!r}")
+        raise TypeError(f"{who}: {name} must be a number, not {brief(number)}")
     return float(number)
 
 
