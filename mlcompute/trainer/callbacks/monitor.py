@@ -97,9 +97,9 @@ def expect_in_logs(
 
     for one in callbacks:
         if isinstance(one, ModelCheckpoint):
-            for field in one.fields():
+            for field in _fields(one.filepath):
                 if field != "epoch" and (one.save_freq != "epoch" or not is_logged(field)):
-                    raise one.not_filled_in(repr(field), every if one.save_freq == "epoch" else [])
+                    raise _not_filled_in(one.filepath, repr(field), every if one.save_freq == "epoch" else [])
             if not one.save_best_only:
                 continue
         if isinstance(one, Monitor) and not is_logged(one.monitor):
@@ -115,6 +115,20 @@ def _not_in_the_logs(callback: Monitor, names: Sequence[str]) -> DataError:
     return DataError(
         f"{type(callback).__name__}: there is no {callback.monitor!r} in the logs", expected=", ".join(names), fix=fix
     )
+
+
+def _fields(path: str) -> list[str]:
+    """The names between braces in a path; refused where it cannot be read."""
+    try:
+        found = [field for _, field, _, _ in string.Formatter().parse(path) if field is not None]
+    except ValueError as error:
+        raise _not_filled_in(path, str(error), []) from None
+    return [re.split(r"[.\[]", field)[0] for field in found]
+
+
+def _not_filled_in(path: str, why: str, names: Sequence[str]) -> DataError:
+    known = ", ".join(["epoch", *names])
+    return DataError(f"ModelCheckpoint: {path!r} cannot be filled in: {why}", expected=known)
 
 
 class EarlyStopping(Monitor):
@@ -298,20 +312,7 @@ class ModelCheckpoint(Monitor):
         try:
             return self.filepath.format(epoch=epoch + 1, **logs)
         except (KeyError, IndexError, ValueError) as error:
-            raise self.not_filled_in(str(error), list(logs)) from None
-
-    def fields(self) -> list[str]:
-        """The names between braces in the path; refused where it cannot be read."""
-        try:
-            found = [field for _, field, _, _ in string.Formatter().parse(self.filepath) if field is not None]
-        except ValueError as error:
-            raise self.not_filled_in(str(error), []) from None
-        return [re.split(r"[.\[]", field)[0] for field in found]
-
-    def not_filled_in(self, why: str, names: Sequence[str]) -> DataError:
-        """The path names a number that the logs do not have."""
-        known = ", ".join(["epoch", *names])
-        return DataError(f"ModelCheckpoint: {self.filepath!r} cannot be filled in: {why}", expected=known)
+            raise _not_filled_in(self.filepath, str(error), list(logs)) from None
 
     def state(self) -> dict[str, Any]:
         return {"best": self.best}
