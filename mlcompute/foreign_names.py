@@ -15,7 +15,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar, get_args
 
 from mlcompute.errors import DataError
 
@@ -504,6 +504,28 @@ def expect_prediction_first(who: str, function: Callable[..., Any]) -> None:
             f"{who}: {name} takes ({', '.join(names[:2])}), and would be called with (prediction, labels)",
             fix=f"lambda prediction, labels: {called}(labels, prediction), or other names for the parameters",
         )
+
+
+class Elsewhere:
+    """The name that a setting has in other libraries: setting it here would change nothing, so it is refused.
+
+    ours  what to write instead
+    """
+
+    def __init__(self, ours: str) -> None:
+        self._ours = ours
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> NoReturn:
+        raise AttributeError(self._said(owner or type(instance)))
+
+    def __set__(self, instance: object, value: object) -> NoReturn:
+        raise AttributeError(self._said(type(instance)))
+
+    def _said(self, owner: type) -> str:
+        return f"{owner.__name__!r} object has no attribute {self._name!r}: use {self._ours}"
 
 
 def answers_foreign_keywords(function: Function) -> Function:

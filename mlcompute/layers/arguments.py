@@ -21,6 +21,7 @@ from mlcompute.tensor import TensorDescriptor
 Member = TypeVar("Member", bound=enum.IntEnum)
 Flags = TypeVar("Flags", bound=enum.IntFlag)
 One = TypeVar("One")
+Key = TypeVar("Key")
 _BRIEF = reprlib.Repr()
 _BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 80
 
@@ -140,7 +141,7 @@ def listed(who: str, name: str, given: Iterable[One], kind: type) -> list[One]:
     return list(given)
 
 
-def named(who: str, name: str, given: Mapping[str, One]) -> Mapping[str, One]:
+def named(who: str, name: str, given: Mapping[Key, One]) -> Mapping[Key, One]:
     """`given`, unless it is no dictionary."""
     if not isinstance(given, Mapping):
         raise TypeError(f"{who}: {name} must be a dictionary by name, not {type(given).__name__}")

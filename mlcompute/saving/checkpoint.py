@@ -70,8 +70,8 @@ class Checkpoint:
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             found = where_to_look(self.path) if isinstance(error, FileNotFoundError) else {}
             if isinstance(error, IsADirectoryError):
-                inside = sorted(Path(self.path).glob("*.safetensors"))
-                found = {"fix": f"name a file in it: {os.fspath(inside[0])!r}"} if inside else {}
+                files = sorted(Path(self.path).glob("*.safetensors"))
+                found = {"fix": f"name a file in it: {os.fspath(files[0])!r}"} if files else {}
             reason = getattr(error, "strerror", None) or error
             raise FileError(f"{who}: cannot be opened: {reason}", **found) from error
         self._close = weakref.finalize(self, self._file.close)
