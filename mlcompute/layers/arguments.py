@@ -88,7 +88,10 @@ def real(who: str, name: str, number: Any) -> float:
     # float("3") and float(True) succeed, yet neither is a number somebody meant to write here.
     if isinstance(number, (str, bytes, bool)) or not hasattr(type(number), "__float__"):
         raise TypeError(f"{who}: {name} must be a number, not {brief(number)}")
-    return float(number)
+    try:
+        return float(number)
+    except (TypeError, ValueError, RuntimeError):  # an array of several
+        raise TypeError(f"{who}: {name} must be a number, not {brief(number)}") from None
 
 
 def between(who: str, name: str, number: Any, least: float = -math.inf, most: float = math.inf) -> float:
