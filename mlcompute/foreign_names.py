@@ -15,7 +15,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from mlcompute.errors import DataError
 
@@ -506,26 +506,18 @@ def expect_prediction_first(who: str, function: Callable[..., Any]) -> None:
         )
 
 
-class Elsewhere:
-    """The name that a setting has in other libraries: setting it here would change nothing, so it is refused.
+def refusing(settings: Mapping[str, str]) -> Callable[[Any, str, Any], None]:
+    """A `__setattr__` that refuses what other libraries call a setting, and what would change nothing here.
 
-    ours  what to write instead
+    settings  such a name -> what to write instead
     """
 
-    def __init__(self, ours: str) -> None:
-        self._ours = ours
+    def __setattr__(self: Any, name: str, value: Any) -> None:  # noqa: N807
+        if name in settings:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}: use {settings[name]}")
+        object.__setattr__(self, name, value)
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: object, owner: type | None = None) -> NoReturn:
-        raise AttributeError(self._said(owner or type(instance)))
-
-    def __set__(self, instance: object, value: object) -> NoReturn:
-        raise AttributeError(self._said(type(instance)))
-
-    def _said(self, owner: type) -> str:
-        return f"{owner.__name__!r} object has no attribute {self._name!r}: use {self._ours}"
+    return __setattr__
 
 
 def answers_foreign_keywords(function: Function) -> Function:

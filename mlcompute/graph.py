@@ -29,7 +29,7 @@ from mlcompute.building.contents import Contents, contents_of
 from mlcompute.devices.foreign_array import is_on_gpu
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, GraphError, ShapeError
-from mlcompute.foreign_names import GRAPH_ATTRIBUTES, Elsewhere, advice_for_attribute
+from mlcompute.foreign_names import GRAPH_ATTRIBUTES, advice_for_attribute, refusing
 from mlcompute.layers.arguments import listed, named
 from mlcompute.layers.concatenation import ConcatenationLayer
 from mlcompute.layers.indexing import GatherLayer, ScatterLayer
@@ -162,8 +162,12 @@ class Graph:
         return f"{type(self).__name__}({layers}, {weights:,} parameters{where})"
 
     if not TYPE_CHECKING:
-        requires_grad = Elsewhere("graph.freeze('*'), and graph.unfreeze('*')")
-        trainable = Elsewhere("graph.freeze('*'), and graph.unfreeze('*')")
+        __setattr__ = refusing(
+            {
+                "requires_grad": "graph.freeze('*'), and graph.unfreeze('*')",
+                "trainable": "graph.freeze('*'), and graph.unfreeze('*')",
+            }
+        )
 
     if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 

@@ -13,7 +13,7 @@ from mlcompute.devices import engine_of
 from mlcompute.devices.foreign_array import is_on_gpu
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, ShapeError
-from mlcompute.foreign_names import TENSOR_ATTRIBUTES, Elsewhere, advice_for_attribute
+from mlcompute.foreign_names import TENSOR_ATTRIBUTES, advice_for_attribute, refusing
 from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.runtime import quantization
 from mlcompute.runtime.array_protocols import Exchanged
@@ -206,8 +206,12 @@ class Tensor(Exchanged):
         return operators.not_equal(self, other) if isinstance(other, _COMPARED) else NotImplemented
 
     if not TYPE_CHECKING:
-        requires_grad = Elsewhere("layer.updates = False, or graph.freeze('layer.weights')")
-        trainable = Elsewhere("layer.updates = False, or graph.freeze('layer.weights')")
+        __setattr__ = refusing(
+            {
+                "requires_grad": "layer.updates = False, or graph.freeze('layer.weights')",
+                "trainable": "layer.updates = False, or graph.freeze('layer.weights')",
+            }
+        )
 
     if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import mlcompute as mlc
-from mlcompute.foreign_names import Elsewhere
 
 DATA = Path(__file__).parent / "data"
 BASELINE, DIFFERENCES = DATA / "public_api.txt", DATA / "public_api_differences.txt"
@@ -89,8 +88,6 @@ def _member(cls: type, name: str) -> str:
     if name.startswith("_") or not owner.__module__.startswith("mlcompute") or isinstance(owner, enum.EnumMeta):
         return ""
     member = vars(owner)[name]
-    if isinstance(member, Elsewhere):
-        return ""
     if isinstance(member, (classmethod, staticmethod)):
         return f"{_signature(member.__func__)}  # {type(member).__mro__[-2].__name__}"
     if isinstance(member, property):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from mlcompute.enums import DataType, DeviceType
 from mlcompute.errors import DataError, Error, GraphError, ShapeError
-from mlcompute.foreign_names import Elsewhere
+from mlcompute.foreign_names import refusing
 from mlcompute.layers.layer_state import LayerState
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
@@ -98,8 +98,12 @@ class Layer(ABC):
     )
 
     if not TYPE_CHECKING:
-        trainable = Elsewhere("layer.updates, or graph.freeze(name) and graph.unfreeze(name)")
-        requires_grad = Elsewhere("layer.updates, or graph.freeze(name) and graph.unfreeze(name)")
+        __setattr__ = refusing(
+            {
+                "trainable": "layer.updates, or graph.freeze(name) and graph.unfreeze(name)",
+                "requires_grad": "layer.updates, or graph.freeze(name) and graph.unfreeze(name)",
+            }
+        )
 
     def __init__(self) -> None:
         self._layer_id = next(_ids)

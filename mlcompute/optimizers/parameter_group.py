@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlcompute.errors import DataError
-from mlcompute.foreign_names import Elsewhere
+from mlcompute.foreign_names import refusing
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.optimizers.descriptor import checked_number, checked_rate
@@ -45,7 +45,11 @@ class ParameterGroup:
     """
 
     if not TYPE_CHECKING:
-        lr = Elsewhere("learning_rate")
+        __setattr__ = refusing(
+            {
+                "lr": "learning_rate",
+            }
+        )
 
     names = ReadOnly[tuple[str, ...]]("Patterns of names.")
     layers = ReadOnly[tuple[Layer, ...]]("Layers whose parameters belong to it.")

@@ -14,7 +14,7 @@ import numpy as np
 from mlcompute.building.choices import OptimizerName
 from mlcompute.device import Device, expect_device
 from mlcompute.errors import DataError, ExecutionError, ShapeError, warn
-from mlcompute.foreign_names import TRAINER_ATTRIBUTES, Elsewhere, advice_for_attribute
+from mlcompute.foreign_names import TRAINER_ATTRIBUTES, advice_for_attribute, refusing
 from mlcompute.graph import Graph
 from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
@@ -449,8 +449,12 @@ class Trainer:
             save(path, self.training, progress={}, arrays={})
 
     if not TYPE_CHECKING:
-        lr = Elsewhere("learning_rate")
-        loss = Elsewhere("another Trainer(graph, loss=...), which begins with the same weights")
+        __setattr__ = refusing(
+            {
+                "lr": "learning_rate",
+                "loss": "another Trainer(graph, loss=...), which begins with the same weights",
+            }
+        )
 
     if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 
