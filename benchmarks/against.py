@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.printing import readers_may_leave
 from benchmarks.workloads import WORKLOADS
 
 #: Run inside either tree: reads what to do line by line, a workload's name or "turn", and answers in JSON.
@@ -112,4 +113,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with readers_may_leave():
+        main()

@@ -16,6 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.printing import readers_may_leave
+
 NETWORKS = ("mlp64", "lenet", "resnet20", "lstm", "transformer")
 
 #: Run in a process of its own.
@@ -61,4 +63,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with readers_may_leave():
+        main()

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.printing import readers_may_leave
 from mlcompute import devices, ops
 from mlcompute.compiler.plan_memory import planned
 from mlcompute.compiler.program import Program
@@ -287,4 +288,5 @@ def main(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with readers_may_leave():
+        main(sys.argv[1:])

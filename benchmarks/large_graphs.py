@@ -11,6 +11,7 @@ import multiprocessing
 import time
 
 import mlcompute as mlc
+from benchmarks.printing import readers_may_leave
 
 #: "relu": a chain of activations. "mixed": blocks of a dense layer, ReLU, and a sum with the block's source.
 ROWS = (("relu", "inference"), ("mixed", "inference"), ("mixed", "training, whole steps"), ("mixed", "training"))
@@ -61,4 +62,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with readers_may_leave():
+        main()

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import mlcompute as mlc
+from benchmarks.printing import readers_may_leave
 
 #: Milliseconds of a turn: threads that wait for the other library's next call by spinning have gone to sleep by then.
 THREADS, TURNS, TURN = 2, 15, 40
@@ -183,4 +184,5 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with readers_may_leave():
+        main(sys.argv[1:])

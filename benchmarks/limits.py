@@ -15,6 +15,8 @@ import os
 import time
 from collections import defaultdict
 
+from benchmarks.printing import readers_may_leave
+
 #: Op -> column; ops that update parameters and everything else have columns of their own.
 _KINDS = {
     "matmul": "products", "matmul_update": "products", "convolution": "products",
@@ -87,4 +89,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with readers_may_leave():
+        main()

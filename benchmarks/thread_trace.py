@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.printing import readers_may_leave
+
 
 def trace(name: str, steps: int) -> tuple[list[Any], Any, Any, Any, list[float]]:
     """Entries, their turns, (entries, 3) mean run, slowest run and mean wait before each in seconds; the time each
@@ -120,4 +122,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with readers_may_leave():
+        main()

@@ -506,6 +506,20 @@ def expect_prediction_first(who: str, function: Callable[..., Any]) -> None:
         )
 
 
+def refusing(settings: Mapping[str, str]) -> Callable[[Any, str, Any], None]:
+    """A `__setattr__` that refuses what other libraries call a setting, and what would change nothing here.
+
+    settings  such a name -> what to write instead
+    """
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:  # noqa: N807
+        if name in settings:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}: use {settings[name]}")
+        object.__setattr__(self, name, value)
+
+    return __setattr__
+
+
 def answers_foreign_keywords(function: Function) -> Function:
     """The same function; the TypeError for a keyword it does not have says which one is meant."""
 

@@ -29,7 +29,7 @@ from mlcompute.building.contents import Contents, contents_of
 from mlcompute.devices.foreign_array import is_on_gpu
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, GraphError, ShapeError
-from mlcompute.foreign_names import GRAPH_ATTRIBUTES, advice_for_attribute
+from mlcompute.foreign_names import GRAPH_ATTRIBUTES, advice_for_attribute, refusing
 from mlcompute.layers.arguments import listed, named
 from mlcompute.layers.concatenation import ConcatenationLayer
 from mlcompute.layers.indexing import GatherLayer, ScatterLayer
@@ -160,6 +160,14 @@ class Graph:
         where = "" if self.device is None else f", compiled for {self.device!r}"
         layers = "1 layer" if len(self.layers) == 1 else f"{len(self.layers)} layers"
         return f"{type(self).__name__}({layers}, {weights:,} parameters{where})"
+
+    if not TYPE_CHECKING:
+        __setattr__ = refusing(
+            {
+                "requires_grad": "graph.freeze('*'), and graph.unfreeze('*')",
+                "trainable": "graph.freeze('*'), and graph.unfreeze('*')",
+            }
+        )
 
     if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 

@@ -13,7 +13,7 @@ from mlcompute.devices import engine_of
 from mlcompute.devices.foreign_array import is_on_gpu
 from mlcompute.enums import DataType, RandomInitializerType
 from mlcompute.errors import DataError, ShapeError
-from mlcompute.foreign_names import TENSOR_ATTRIBUTES, advice_for_attribute
+from mlcompute.foreign_names import TENSOR_ATTRIBUTES, advice_for_attribute, refusing
 from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.runtime import quantization
 from mlcompute.runtime.array_protocols import Exchanged
@@ -204,6 +204,14 @@ class Tensor(Exchanged):
     def __ne__(self, other: object) -> Any:
         """x != 1, x != array: a BOOLEAN tensor. x != y: are they two tensors?"""
         return operators.not_equal(self, other) if isinstance(other, _COMPARED) else NotImplemented
+
+    if not TYPE_CHECKING:
+        __setattr__ = refusing(
+            {
+                "requires_grad": "layer.updates = False, or graph.freeze('layer.weights')",
+                "trainable": "layer.updates = False, or graph.freeze('layer.weights')",
+            }
+        )
 
     if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 

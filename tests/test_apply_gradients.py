@@ -112,6 +112,9 @@ def test_refusals() -> None:
         net.training.apply_gradients({"wieghts": np.ones(3)})
     with pytest.raises(mlc.DataError, match=r"'fully_connected\.weights'"):
         net.training.apply_gradients({**good, "fully_connected.weights": np.ones(4)})
+    for wrong in (None, [np.ones(3)]):
+        with pytest.raises(TypeError, match="gradients must be a dictionary by name, not"):
+            net.training.apply_gradients(wrong)  # type: ignore[arg-type]
     with pytest.raises(mlc.ExecutionError, match="no optimizer"):
         Regression(None).training.apply_gradients(good)
     assert_same(values_of(net.training), before)

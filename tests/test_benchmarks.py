@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -290,3 +291,11 @@ def test_what_threads_do_in_a_step(each, capsys, monkeypatch):
     assert columns.split() == ["count", "run", "slowest", "waits", "estimate", "kernel"]
     assert any("gemm" in row for row in rows)
     assert sum(int(row.split()[0]) for row in rows) == int(re.search(r"(\d+) kernels", head)[1])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="as POSIX shells write it")
+def test_a_reader_that_has_seen_enough():
+    command = f"{sys.executable} -m benchmarks.thread_trace mlp1 --steps 3 --each | head -1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ms at best" in done.stdout

@@ -240,6 +240,7 @@ REFUSED: dict[str, tuple[Callable[[mlc.Tensor], object], type[Exception], str]] 
     "an axis": (lambda x: x.mean(2), mlc.ShapeError, "dimension is 2, the source has 2 axes"),
     "PyTorch's word for an axis": (lambda x: x.mean(dim=1), TypeError, r"^mean\(\) got .* 'dim': use axis="),  # type: ignore[call-arg]
     "a function of NumPy": (lambda x: np.exp(x), mlc.DataError, r"has no data(?s:.*)x.exp\(\)"),  # type: ignore[arg-type]
+    "a reduction of NumPy": (lambda x: np.mean(x), mlc.DataError, r"has no data(?s:.*)x.exp\(\)"),  # type: ignore[arg-type]
     "two dots": (lambda x: x[..., 0, ...], mlc.ShapeError, "more than once"),
     "transpose(0, 1)": (lambda x: x.transpose(0, 1), mlc.ShapeError, "write x.T"),
     "T of three axes": (lambda x: x[..., None].T, mlc.ShapeError, "x.transpose\\(-1, -2\\)"),

@@ -199,3 +199,25 @@ def test_methods_of_other_tensors(name: str, advice: str) -> None:
 def test_no_advice_names_what_is_there() -> None:
     for name in foreign_names.TENSOR_ATTRIBUTES:
         assert not hasattr(mlc.Tensor, name), name
+
+
+def test_settings_of_other_libraries_are_not_set_in_vain() -> None:
+    made = trainer()
+    graph = made.training.graph_objects[0]
+    layer = next(one for one in graph.layers if isinstance(one, mlc.FullyConnectedLayer))
+    group = mlc.ParameterGroup("*", learning_rate=0.1)
+    for owner, name, ours in (
+        (layer, "trainable", "layer.updates"),
+        (layer, "requires_grad", "layer.updates"),
+        (layer.weights, "requires_grad", "layer.updates = False"),
+        (layer.weights, "trainable", "layer.updates = False"),
+        (graph, "trainable", "graph.freeze"),
+        (made.training, "requires_grad", "graph.freeze"),
+        (made, "lr", "learning_rate"),
+        (made, "loss", "another Trainer"),
+        (group, "lr", "learning_rate"),
+    ):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}': use {ours}"):
+            setattr(owner, name, False)
+        assert not hasattr(owner, name)
+    layer.note = "one's own"  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from typing import Any
 
 import numpy as np
@@ -182,9 +183,28 @@ def test_what_is_refused() -> None:
         (lambda: mlc.generate(decoder, [1, 2], LENGTH), f"need {LENGTH + 1} positions"),
         (lambda: mlc.generate(decoder, [1], 2, beams=3), "need 3 sequences"),
         (lambda: mlc.generate(lambda tokens: np.zeros(3), [1], 2), "scores of shape (3,)"),
+        (lambda: mlc.generate(graph, [1], 2, end_token=WORDS), f"end_token is {WORDS}\n  expected  0 to {WORDS - 1}"),
+        (lambda: mlc.generate(counting, [1], 2, beams=2, end_token=-1), "end_token is -1"),
+        (lambda: mlc.generate(lambda tokens: np.full((1, 3), np.nan), [1], 2), "the scores after 1 tokens are nan"),
+        (lambda: mlc.generate(lambda tokens: np.full((2, 3), -np.inf), [1], 2, beams=2), "are -inf"),
+        (lambda: mlc.generate(counting, [1], 2, seed=-1), "seed is -1"),
     ):  # fmt: skip
         with pytest.raises(mlc.Error) as caught:
             call()
         assert says in str(caught.value), str(caught.value)
+    with pytest.raises(TypeError, match="generate: seed must be a whole number, not 'a'"):
+        mlc.generate(counting, [1], 2, seed="a")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="must be a Graph, a Trainer or a function"):
         mlc.generate("model", [1], 2)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_positions_that_look_ahead_are_noticed(causal: bool) -> None:
+    graph = mlc.Graph()
+    x = graph.embedding(graph.input((2, 6), "t", data_type=INT32), 5, 8)
+    graph.dense(graph.attention(x, heads=2, causal=causal), 5)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mlc.generate(graph, [[1], [2], [3]], 4)
+    assert len(caught) == (0 if causal else 1), "once, and not for every token"
+    assert causal or "depend on the tokens that follow it" in str(caught[0].message)

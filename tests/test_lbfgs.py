@@ -103,3 +103,16 @@ def test_refusals() -> None:
         mlc.LBFGS(net.training).step({"x": x * np.float32(np.nan)}, {"t": t})
     for a, b in zip(before, values_of(net.training), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_random_layers_are_remarked_once() -> None:
+    graph = mlc.Graph()
+    x, t = graph.input((8, 3), "x"), mlc.Tensor(shape=(8, 1))
+    graph.dense(graph.dropout(x, 0.5), 1)
+    training = mlc.TrainingGraph([graph], mlc.LossLayer.mean_squared_error(mlc.ReductionType.MEAN))
+    training.add_inputs({"x": x}, {"t": t})
+    training.compile(device=mlc.Device.cpu())
+    search, given = mlc.LBFGS(training, iterations=2), ({"x": np.ones((8, 3))}, {"t": np.ones((8, 1))})
+    with pytest.warns(UserWarning, match="LBFGS: the graph draws random numbers"):
+        search.step(*given)
+    search.step(*given)

@@ -66,8 +66,22 @@ def test_features_on_the_last_axis_are_not_taken_for_a_length() -> None:
     for build in (lambda: graph.convolution(words, 3), lambda: graph.pool(words), lambda: graph.global_pool(words)):
         with pytest.raises(mlc.ShapeError, match=r"features on the last axis(.|\n)*transpose\(\[0, 2, 1\]"):
             build()
-    y = graph.convolution(graph.transpose([0, 2, 1], source=words), 3)
-    assert y.descriptor.shape == (4, 3, 9)
+    for kind, options in (("batch", {}), ("instance", {}), ("group", {"groups": 3})):
+        with pytest.raises(mlc.ShapeError, match=r"features on the last axis(.|\n)*kind='layer'(.|\n)*transpose\(\["):
+            graph.normalize(words, kind, **options)  # type: ignore[arg-type]
+    assert len(graph.layers) == 1, "what is refused leaves nothing"
+    assert graph.normalize(words, "layer").descriptor.shape == graph.normalize(words, "rms").descriptor.shape
+    first = graph.transpose([0, 2, 1], source=words)
+    assert graph.normalize(first, "batch").descriptor.shape == (4, 6, 9)
+    assert graph.convolution(first, 3).descriptor.shape == (4, 3, 9)
+
+
+def test_images_with_channels_last_are_remarked() -> None:
+    graph = mlc.Graph()
+    with pytest.warns(UserWarning, match=r"28 channels of 28 x 3(.|\n)*transpose\(0, 3, 1, 2\)"):
+        graph.convolution(graph.input((4, 28, 28, 3), "image"), 8, kernel=3)
+    for k, shape in enumerate([(4, 3, 28, 28), (4, 28, 14, 3), (4, 3, 3, 3)]):
+        graph.convolution(graph.input(shape, f"other{k}"), 8, kernel=3)
 
 
 def test_refusals_name_the_axes() -> None:

@@ -138,6 +138,20 @@ def test_taking_what_fits() -> None:
     graph.dense(x, 4, name="a")
     assert mlc.from_state_dict(graph, {"a.weight": np.ones((4, 3)), "z": np.ones(1)}, strict=False) == ["a.weight"]
     assert (mlc.to_state_dict(graph)["a.weight"] == 1).all()
+    with pytest.raises(mlc.DataError, match=r"(?s)z is no parameter of the graph"):
+        mlc.from_state_dict(graph, {"z": np.ones(1)}, strict=False)
+
+
+def test_what_is_given_instead_of_a_state_dictionary() -> None:
+    graph = mlc.Graph()
+    graph.dense(X(shape=(2, 3)), 4, name="a")
+    module: Any = torch.nn.Linear(3, 4)
+    with pytest.raises(TypeError, match=r"must be a dictionary by name, not Linear; give model.state_dict\(\)"):
+        mlc.from_state_dict(graph, module)
+    wrapped = {f"module.{name}": array for name, array in mlc.to_state_dict(graph).items()}
+    for strict in (True, False):
+        with pytest.raises(mlc.DataError, match=r"take 'module\.' off: \{name.removeprefix\('module\.'\): array"):
+            mlc.from_state_dict(graph, wrapped, strict=strict)
 
 
 def test_a_layer_that_is_used_again_is_there_once() -> None:

@@ -284,3 +284,16 @@ def test_a_bytearray_can_receive_results() -> None:
 def test_memory_that_cannot_receive_results(given: Any, says: str) -> None:
     with pytest.raises(mlc.DataError, match=says):
         write_target(given, F32, "y")
+
+
+def test_functions_of_numpy_read_the_values() -> None:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensor: Any = mlc.Tensor(data=values)
+    for name in ("mean", "sum", "max", "min", "var", "std", "transpose", "median", "exp", "size", "shape"):
+        found, wanted = getattr(np, name)(tensor), getattr(np, name)(values)
+        assert type(found) is type(wanted), name
+        np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(np.sum(tensor, axis=1, keepdims=True), values.sum(1, keepdims=True))
+    np.testing.assert_array_equal(np.concatenate([tensor, values]), np.concatenate([values, values]))
+    np.testing.assert_array_equal(np.einsum("ij,kj->ik", tensor, tensor), values @ values.T)
+    assert np.shape(mlc.Tensor(shape=(4, 5))) == (4, 5), "known without values"

@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.cuda_kernels import random_arrays, timed, timed_steps
 from benchmarks.gpu import epilogues
+from benchmarks.printing import readers_may_leave
 from mlcompute import devices, ops
 from mlcompute.compiler.attention_by_token import attention_by_token
 from mlcompute.compiler.context import Context
@@ -214,4 +215,5 @@ def two_ways(engine: Engine, layer: Layer, with_gradient: bool) -> tuple[str, fl
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with readers_may_leave():
+        main(sys.argv[1:])

@@ -221,6 +221,21 @@ def build(
     return result
 
 
+def expect_channels_second(who: str, x: Tensor, instead: str = "") -> None:
+    """Refuse a sequence (n, length, features) where axis 1 is read as channels.
+
+    instead  what else could be meant
+    """
+    shape = x.descriptor.shape
+    if len(shape) == 3 and state_of(x).feature_axis == 2:
+        raise ShapeError(
+            f"{who}: the source has its features on the last axis",
+            source=f"{shape} '{x.label}'",
+            expected="(n, channels, length)",
+            fix=f"{instead}put them first: graph.transpose([0, 2, 1], source=x)",
+        )
+
+
 def expect_rank(graph: Graph, kind: str, x: object, ranks: Iterable[int], meaning: str) -> Tensor:
     """`x`, if it is a tensor with one of these numbers of axes."""
     who = f"{type(graph).__name__}.{kind}"

@@ -9,7 +9,17 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, get_args
 
-from mlcompute.building.builder import GLOROT, Activation, Initial, biases_of, build, chosen, expect_rank, fresh
+from mlcompute.building.builder import (
+    GLOROT,
+    Activation,
+    Initial,
+    biases_of,
+    build,
+    chosen,
+    expect_channels_second,
+    expect_rank,
+    fresh,
+)
 from mlcompute.building.choices import BorderName, PaddingName, PoolingName, SampleName
 from mlcompute.enums import (
     ConvolutionType,
@@ -19,7 +29,7 @@ from mlcompute.enums import (
     ReductionType,
     SampleMode,
 )
-from mlcompute.errors import ShapeError
+from mlcompute.errors import ShapeError, warn
 from mlcompute.layers.arguments import whole
 from mlcompute.layers.convolution import ConvolutionDescriptor, ConvolutionLayer
 from mlcompute.layers.fully_connected import FullyConnectedLayer
@@ -150,12 +160,12 @@ def _convolve(
 def _spatial(self: Graph, method: str, x: Tensor) -> tuple[int, ...]:
     """Channels and extents of what windows slide over."""
     shape = expect_rank(self, method, x, (3, 4, 5), _SPATIAL).descriptor.shape
-    if len(shape) == 3 and state_of(x).feature_axis == 2:
-        raise ShapeError(
-            f"{type(self).__name__}.{method}: the source has its features on the last axis",
-            source=f"{shape} '{x.label}'",
-            expected="(n, channels, length)",
-            fix="put them first: graph.transpose([0, 2, 1], source=x)",
+    who = f"{type(self).__name__}.{method}"
+    expect_channels_second(who, x)
+    if len(shape) == 4 and state_of(x).producer is None and shape[1] == shape[2] > 4 and shape[3] in (1, 3, 4):
+        warn(
+            f"{who}: the source {shape} '{x.label}' is read as {shape[1]} channels of {shape[2]} x {shape[3]}. Images "
+            "with channels last, as in Keras, are fed as (n, channels, height, width): array.transpose(0, 3, 1, 2)"
         )
     return shape[1:]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
-from mlcompute.building.builder import build, chosen, expect_rank, filled
+from mlcompute.building.builder import build, chosen, expect_channels_second, expect_rank, filled
 from mlcompute.building.choices import NormalizationName
 from mlcompute.building.shared_weights import SharedWeights, Weights
 from mlcompute.errors import GraphError, ShapeError
@@ -84,6 +84,8 @@ def normalize(
             expected=f"1 to {len(shape) - 1}",
             source=f"{shape} '{x.label}'",
         )
+    if not over_trailing:
+        expect_channels_second(who, x, "kind='layer' or 'rms' normalizes the features of every step; or ")
     normalized = shape[-axes:] if over_trailing else shape[1:2]
     shared = SharedWeights(who, weights)
     beta = shared.one("beta", filled(0.0, *normalized, like=x)) if shift and kind != "rms" else None

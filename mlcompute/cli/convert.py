@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Load the one, write the other."""
-    target = Path(args.target)
+    target, args.source = Path(args.target), models.model_at(args.source)
     if target.resolve() == Path(args.source).resolve():
         raise DataError(f"{args.target}: source and target are one file", fix="name another target")
     if args.weights_only and target.suffix != ".safetensors":

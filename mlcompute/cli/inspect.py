@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Load, compile, describe."""
+    args.model = models.model_at(args.model)
     lines: list[str] = []
     data: dict[str, Any] = {"model": args.model}
     if models.existing(args.model, models.HELP).suffix == ".safetensors":

@@ -20,7 +20,7 @@ from mlcompute.errors import DataError, Error, FileError
 from mlcompute.runs.folders import BEST, LAST, found_run
 from mlcompute.saving.checkpoint import HUB_MODEL
 
-HELP = "a checkpoint (.safetensors), an ONNX model (.onnx), or a Python file that defines `build()`"
+HELP = "a checkpoint (.safetensors), an ONNX model (.onnx), a Python file that defines `build()`, or a run"
 
 
 def load_model(path: str, batch_size: int = 0, given: dict[str, Any] | None = None) -> mlc.Graph:
@@ -28,7 +28,8 @@ def load_model(path: str, batch_size: int = 0, given: dict[str, Any] | None = No
 
     given   more arguments for `mlc.onnx.load`
     """
-    file = existing(path, HELP)
+    file = existing(model_at(path), HELP)
+    path = str(file)
     if file.suffix != ".onnx":
         refuse_onnx_arguments(path, given or {})
     if file.suffix == ".py":
@@ -42,6 +43,14 @@ def load_model(path: str, batch_size: int = 0, given: dict[str, Any] | None = No
         graph: mlc.Graph = mlc.load(path)
         return graph
     raise FileError(f"{path}: not a model", expected=HELP)
+
+
+def model_at(path: str) -> str:
+    """The file a user means: the one named, or the best checkpoint (else the last) of a run: runs/0003, or 3."""
+    place = Path(path)
+    if place.name.isdecimal() and not place.exists():
+        place = found_run(path)
+    return next((str(place / name) for name in (BEST, LAST) if (place / name).is_file()), path)
 
 
 def existing(path: str, expected: str) -> Path:
@@ -214,9 +223,8 @@ def checkpoint_at(path: str) -> str:
         place = found_run(path)
     if place.suffix in (".py", ".onnx"):
         raise FileError(f"{path}: is not a checkpoint", fix="train it first: `mlcompute train` says where it puts them")
-    of_run = [str(place / name) for name in (BEST, LAST) if (place / name).is_file()]
-    if of_run:
-        return of_run[0]
+    if (of_run := model_at(str(place))) != str(place):
+        return of_run
     if not place.exists():
         raise FileError(
             f"{path}: there is no such file",

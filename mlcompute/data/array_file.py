@@ -99,7 +99,7 @@ def arrays(
     task: Task | None = None,
     images: bool | None = None,
     standardize: bool = True,
-    validation: float = 0.2,
+    validation: float | tuple[Any, Any] = 0.2,
     test: float = 0.0,
     seed: int = 0,
     name: str = "arrays",
@@ -110,9 +110,15 @@ def arrays(
     y            labels: text or whole numbers for classes, other numbers to be predicted
     images       are samples with two axes, (n, h, w), images? By default those of bytes are
     standardize  features get mean 0 and standard deviation 1, images of bytes values from 0 to 1
+    validation   the share that is held out, of every class alike; or (x, y), samples of their own
     """
-    given = {"x_train": computed(host_array(x)), "y_train": computed(host_array(y))}
-    return dataset_of(name, given, task, images, standardize, Split(validation, test, seed))
+    given = {"x_train": x, "y_train": y}
+    share: Any = validation
+    if isinstance(validation, (tuple, list)) and len(validation) == 2:
+        given |= {"x_val": validation[0], "y_val": validation[1]}
+        share = 0.0
+    found = {one: computed(host_array(values)) for one, values in given.items()}
+    return dataset_of(name, found, task, images, standardize, Split(share, test, seed))
 
 
 def read_npz(
@@ -172,8 +178,8 @@ def dataset_of(
                 expected="arrays x and y, or x_train and y_train; np.savez(path, x=..., y=...) writes them",
             )
     given, y = numeric(who, "x", found["x_train"]), _labels(who, found["y_train"])
-    if not len(given) or given.ndim < 2:
-        what = "there are no samples" if not len(given) else f"x has shape {given.shape}"
+    if given.ndim < 2 or not len(given):
+        what = "there are no samples" if given.size == 0 else f"x has shape {given.shape}"
         raise DataError(f"{who}: {what}", expected="samples on axis 0: (n, features), (n, height, width) ...")
     layout = _layout(given, images)
     x = _channels_first(given, layout)
@@ -185,7 +191,8 @@ def dataset_of(
     target = None if is_plain else Target.of(who, "y", every, task, every.dtype.kind in "iu")
     codes = y if target is None else target.encode(who, y)
     own = [name for name in ("val", "test") if f"x_{name}" in found and f"y_{name}" in found]
-    split = Split(0.0, 0.0, split.seed) if own else split
+    if own:  # what is there is not held out besides; a file with x_val alone may still give a share for testing
+        split = replace(split, validation=0.0, test=split.test if own == ["val"] else 0.0)
     parts = split.parts(who, len(x), codes if target and target.classes else None)
     if standardize and target:
         target = target.standardized(codes[parts.train])
@@ -197,7 +204,7 @@ def dataset_of(
     data = replace(whole, notes=_notes(preprocessing, given, codes)).with_held_out(parts)
     held = {name: preprocessing.dataset(who, found[f"x_{name}"], _labels(who, found[f"y_{name}"])) for name in own}
     if "val" in held:
-        return replace(data, validation=held["val"], test=held.get("test"))
+        return replace(data, validation=held["val"], test=held.get("test", data.test))
     return replace(data, validation=held["test"]) if held else data
 
 
@@ -231,6 +238,12 @@ def numeric(who: str, name: str, array: Array) -> Array:
 
 def _labels(who: str, y: Array) -> Array:
     """Labels (n,) or numbers (n, outputs); one-hot rows become the number of their 1."""
+    if not y.ndim:
+        raise DataError(
+            f"{who}: y is {y.item()!r}",
+            expected="a label for every sample",
+            fix="samples without labels are given to fit as they are: trainer.fit(x)",
+        )
     if y.dtype.kind == "f":
         numeric(who, "y", y)
     kinds = {_kind(one) for one in y.flat} if y.dtype.kind == "O" else set()

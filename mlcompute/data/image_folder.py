@@ -16,10 +16,10 @@ import numpy as np
 from mlcompute.data.dataset import Dataset
 from mlcompute.data.paths import existing
 from mlcompute.data.preprocessing import Path, Preprocessing
-from mlcompute.data.splitting import Split
+from mlcompute.data.splitting import Split, share_of
 from mlcompute.data.target import Array, Target, listed
 from mlcompute.errors import DataError
-from mlcompute.layers.arguments import integer, real, whole_list
+from mlcompute.layers.arguments import integer, whole_list
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 #: Folders of images that together have more bytes are read again and again, batch by batch, instead of once.
@@ -119,7 +119,8 @@ def images(
     target = Target.of(str(root), "folder", labels, "classification", True)
     shape = _shape(str(root), files, size, grey)
     is_place = isinstance(validation, (str, os.PathLike))
-    split = Split(0.0 if is_place or sets else real(str(place), "validation", validation), 0.0 if sets else test, seed)
+    share = 0.0 if is_place or sets else share_of(str(place), "validation", validation)
+    split = Split(share, 0.0 if sets else test, seed)
     preprocessing = ImagePreprocessing(str(place), target, split, shape)
     parts = split.parts(str(root), len(files), target.encode(str(root), labels))
     whole = preprocessing.dataset(str(place), files, list(map(str, labels)))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mlcompute.data.target import Array
 from mlcompute.errors import DataError
-from mlcompute.layers.arguments import number_of
+from mlcompute.layers.arguments import number_of, real
 
 
 class Parts(NamedTuple):
@@ -36,12 +37,8 @@ class Split:
 
     def __post_init__(self) -> None:
         number_of("mlcompute.data", "seed", self.seed)
-        for share in (self.validation, self.test):
-            if not isinstance(share, (int, float)):
-                raise DataError(
-                    f"{share!r} is no share of the samples",
-                    expected="a number from 0 to 1; files are for tables, images, .npz and texts",
-                )
+        for name in ("validation", "test"):
+            object.__setattr__(self, name, share_of("mlcompute.data", name, getattr(self, name)))
 
     def parts(self, who: str, count: int, classes: Array | None = None) -> Parts:
         """The samples of each part; a share of less than one sample is none."""
@@ -64,6 +61,19 @@ class Split:
         validation = _every(rest, min(held[0], max(len(rest) - 1, 0)))
         taken = np.concatenate([test, validation])
         return Parts(np.setdiff1d(np.arange(count), taken), np.sort(validation), np.sort(test))
+
+
+def share_of(who: str, name: str, share: Any) -> float:
+    """A share of the samples as a number; refused where it is a file or the samples themselves."""
+    if isinstance(share, (str, os.PathLike)):
+        raise DataError(
+            f"{who}: {name} is {os.fspath(share)!r}, which is no share of the samples",
+            expected="a number from 0 to 1; files are for tables, images, .npz and texts",
+        )
+    try:
+        return real(who, name, share)
+    except TypeError as error:
+        raise TypeError(f"{error}; samples of their own are given to fit: trainer.fit(data, validation=...)") from None
 
 
 def _every(order: Array, held: int) -> Array:

@@ -25,11 +25,10 @@ from mlcompute.data.columns import (
 from mlcompute.data.dataset import Dataset
 from mlcompute.data.paths import existing, is_built_in
 from mlcompute.data.preprocessing import Path, Preprocessing
-from mlcompute.data.splitting import Split
+from mlcompute.data.splitting import Split, share_of
 from mlcompute.data.target import Array, Target, Task, closest, listed, looks_like_classes
 from mlcompute.data.written_numbers import Marks, is_missing
 from mlcompute.errors import DataError
-from mlcompute.layers.arguments import real
 
 _IRIS = FilePath(__file__).parent / "iris.csv"
 #: Columns that are taken for the target where none is named.
@@ -68,10 +67,12 @@ class TablePreprocessing(Preprocessing):
         missing = [column.name for column in self.columns if column.kind != "ignored"]
         missing = [name for name in missing if name not in frame.columns]
         if missing:
+            known = {column.name for column in self.columns}
+            others = [name for name in frame.columns if name not in known]
             raise DataError(
                 f"{frame.who}: lacks the column {missing[0]!r}, which the model was trained with",
                 columns=listed(list(frame.columns)),
-                fix=closest(missing[0], list(frame.columns)),
+                fix=closest(missing[0], others, "add it, left empty where it is not known"),
             )
         y = None
         if labels and self.target is not None:
@@ -204,7 +205,7 @@ def _decided(
         raise TypeError(f"{who}: kinds must be a dictionary of {{column: kind}}, not {kinds!r}")
     given = dict(kinds or {})
     _check_kinds(who, given, list(frame.columns))
-    share = 0.0 if isinstance(validation, (str, os.PathLike)) else real(who, "validation", validation)
+    share = 0.0 if isinstance(validation, (str, os.PathLike)) else share_of(who, "validation", validation)
     name = find_target(frame, target)
     if window is not None:
         from mlcompute.data.series import series

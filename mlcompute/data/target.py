@@ -152,11 +152,11 @@ def looks_like_classes(numbers: Array) -> bool:
     return is_close and len(different) <= max(2, min(MOST_CLASSES, len(numbers) // 5))
 
 
-def closest(word: str, known: Sequence[str]) -> str:
-    """'did you mean price?', or all there are where nothing is near."""
+def closest(word: str, known: Sequence[str], otherwise: str = "") -> str:
+    """'did you mean price?', or `otherwise`, or all there are, where nothing is near."""
     lower = {one.lower(): one for one in reversed(known)}
     near = difflib.get_close_matches(word.lower(), list(lower), n=1)
-    return f"did you mean {lower[near[0]]!r}?" if near else f"known are {listed(known)}"
+    return f"did you mean {lower[near[0]]!r}?" if near else otherwise or f"known are {listed(known)}"
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.errors import DataError
+from mlcompute.errors import DataError, ExecutionError
 from mlcompute.foreign_names import answers_foreign_keywords
 from mlcompute.generation.next_token import NextToken
 from mlcompute.generation.search import Sampling, beam_search, sample
@@ -72,6 +72,7 @@ def generate(
     count, beams = number_of(who, "count", count, 1), number_of(who, "beams", beams, 1)
     top_k, top_p = number_of(who, "top_k", top_k, 0), between(who, "top_p", top_p, 0.0, 1.0)
     end = None if end_token is None else integer(who, "end_token", end_token)
+    random = np.random.default_rng(None if seed is None else number_of(who, "seed", seed))
     samples = temperature is not None or top_k > 0 or top_p < 1.0
     if beams > 1 and samples:
         raise DataError(
@@ -80,11 +81,24 @@ def generate(
         )
     heat = between(who, "temperature", 1.0 if temperature is None else temperature, 0.0) if samples else 0.0
     penalty = real(who, "length_penalty", length_penalty)
-    scores, reorder = _prepared(model, prompts, count, beams, inputs, tokens, output, device)
+    given_scores, reorder = _prepared(model, prompts, count, beams, inputs, tokens, output, device)
+
+    def scores(so_far: Array, whose: Array) -> Array:
+        found = given_scores(so_far, whose)
+        if end is not None and not 0 <= end < found.shape[1]:
+            raise DataError(f"{who}: end_token is {end}", expected=f"0 to {found.shape[1] - 1}")
+        if not np.isfinite(found.max(axis=1)).all():
+            raise ExecutionError(
+                f"{who}: the scores after {so_far.shape[1]} tokens are {found.max(axis=1).max():g}",
+                expected="numbers, at least one of them finite",
+                fix="look at the weights: have they become NaN in training?",
+            )
+        return found
+
     if beams > 1:
         found = beam_search(scores, reorder, prompts, count, beams, penalty, end)
     else:
-        found = sample(scores, prompts, count, Sampling(heat, top_k, top_p), end, np.random.default_rng(seed))
+        found = sample(scores, prompts, count, Sampling(heat, top_k, top_p), end, random)
     return found[0] if given.ndim == 1 else found
 
 

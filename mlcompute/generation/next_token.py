@@ -9,7 +9,7 @@ import numpy as np
 
 from mlcompute.device import Device
 from mlcompute.enums import DataType
-from mlcompute.errors import DataError, GraphError
+from mlcompute.errors import DataError, GraphError, warn
 from mlcompute.graph import Graph
 from mlcompute.inference import InferenceGraph
 from mlcompute.layers.attention import MultiheadAttentionLayer
@@ -37,7 +37,8 @@ class NextToken:
     device  where to run; by default where a Trainer trains, else the best device
 
     A graph without caches is run over all of its positions every time, those that are not there yet filled with 0:
-    its positions must not look ahead. When there are more tokens than positions, it sees the last ones.
+    its positions must not look ahead, and a warning says when they do. When there are more tokens than positions, it
+    sees the last ones.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class NextToken:
         self._run.add_outputs({"scores": self._logits})
         self._run.compile(device=device or own_device or Device())
         self._done = 0
+        self._is_checked = False
         self.reset()
 
     @property
@@ -130,8 +132,21 @@ class NextToken:
             fed[:, :count] = seen[part]
             start = tokens.shape[1] - count
             scores = self._execute(fed, prompts[part], start)
+            if self._by_position and count < self._length and not self._is_checked:
+                fed[:, count:] = self.classes - 1
+                self._expect_the_same(scores[:, :count], self._execute(fed, prompts[part], start)[:, :count])
             found.append(scores[:, count - 1] if self._by_position else scores)
         return np.concatenate(found)
+
+    def _expect_the_same(self, scores: Array, others: Array) -> None:
+        """Say once when scores depend on what comes after them: such a graph has learned to read the answer."""
+        self._is_checked = True
+        if not np.allclose(scores, others, rtol=1e-3, atol=1e-3, equal_nan=True):
+            warn(
+                "generate: the scores after a position depend on the tokens that follow it, which are not known yet. "
+                "Train the graph with positions that do not look ahead: graph.attention(x, causal=True), recurrent "
+                "layers of one direction"
+            )
 
     def _appended(self, tokens: Array, prompts: Array) -> Array:
         if len(tokens) > self._batch:

@@ -7,6 +7,7 @@ import functools
 import inspect
 import math
 import operator
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -20,6 +21,14 @@ from mlcompute.tensor import TensorDescriptor
 Member = TypeVar("Member", bound=enum.IntEnum)
 Flags = TypeVar("Flags", bound=enum.IntFlag)
 One = TypeVar("One")
+Key = TypeVar("Key")
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 80
+
+
+def brief(value: Any) -> str:
+    """repr of `value` for a message, on one line; of arrays and long lists the beginning and the end."""
+    return " ".join(_BRIEF.repr(value).split())
 
 
 def integer(who: str, name: str, number: Any) -> int:
@@ -29,7 +38,7 @@ def integer(who: str, name: str, number: Any) -> int:
             raise TypeError
         return operator.index(number)
     except TypeError:
-        raise TypeError(f"{who}: {name} must be a whole number, not {number!r}") from None
+        raise TypeError(f"{who}: {name} must be a whole number, not {brief(number)}") from None
 
 
 def whole(who: str, name: str, number: Any, least: int = 0) -> int:
@@ -78,8 +87,11 @@ def real(who: str, name: str, number: Any) -> float:
     """`number` as a Python float; TypeError when it is none."""
     # float("3") and float(True) succeed, yet neither is a number somebody meant to write here.
     if isinstance(number, (str, bytes, bool)) or not hasattr(type(number), "__float__"):
-        raise TypeError(f"{who}: {name} must be a number, not {number!r}")
-    return float(number)
+        raise TypeError(f"{who}: {name} must be a number, not {brief(number)}")
+    try:
+        return float(number)
+    except (TypeError, ValueError, RuntimeError):  # an array of several
+        raise TypeError(f"{who}: {name} must be a number, not {brief(number)}") from None
 
 
 def between(who: str, name: str, number: Any, least: float = -math.inf, most: float = math.inf) -> float:
@@ -132,7 +144,7 @@ def listed(who: str, name: str, given: Iterable[One], kind: type) -> list[One]:
     return list(given)
 
 
-def named(who: str, name: str, given: Mapping[str, One]) -> Mapping[str, One]:
+def named(who: str, name: str, given: Mapping[Key, One]) -> Mapping[Key, One]:
     """`given`, unless it is no dictionary."""
     if not isinstance(given, Mapping):
         raise TypeError(f"{who}: {name} must be a dictionary by name, not {type(given).__name__}")

@@ -259,6 +259,17 @@ class MultiheadAttentionLayer(ParameterLists):
         assert self._cache is not None
         self._cache.reset()
 
+    def check_sources(self, sources: Sequence[TensorDescriptor]) -> None:
+        for mask in sources[3:]:
+            self.expect(
+                mask.data_type in self.source_types,
+                f"a mask of type {mask.data_type.name} is not supported",
+                expected="BOOLEAN, True where attention is forbidden; or floating-point numbers, added to the scores",
+                fix="where 1 means that a token counts, mask == 0; where it means that it is ignored, mask == 1",
+                error=DataError,
+            )
+        super().check_sources(sources)
+
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         d = self._descriptor
         query = sources[0]

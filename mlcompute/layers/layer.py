@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from mlcompute.enums import DataType, DeviceType
 from mlcompute.errors import DataError, Error, GraphError, ShapeError
+from mlcompute.foreign_names import refusing
 from mlcompute.layers.layer_state import LayerState
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Shape, Value
@@ -95,6 +96,14 @@ class Layer(ABC):
     device_type = ReadOnly[DeviceType | None](
         "The kind of device the layer was compiled for; None before.", "_layer_state.device_type"
     )
+
+    if not TYPE_CHECKING:
+        __setattr__ = refusing(
+            {
+                "trainable": "layer.updates, or graph.freeze(name) and graph.unfreeze(name)",
+                "requires_grad": "layer.updates, or graph.freeze(name) and graph.unfreeze(name)",
+            }
+        )
 
     def __init__(self) -> None:
         self._layer_id = next(_ids)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.enums import ExecutionOptions
-from mlcompute.errors import DataError, GraphError
+from mlcompute.errors import DataError, GraphError, warn
 from mlcompute.ops.op import Array
 from mlcompute.optimizers.descriptor import checked_count, checked_number
 from mlcompute.optimizers.line_search import Point, strong_wolfe
@@ -79,6 +79,7 @@ class LBFGS:
         self._scale = 1.0
         #: The change of the last iteration, and the gradient before it; None before the first.
         self._last: tuple[Array, Array] | None = None
+        self._has_warned = False
 
     def step(self, inputs: Named, labels: Named | None = None, label_weights: Named | None = None) -> float:
         """Some iterations on one batch. The loss before them, as in PyTorch; the weights are where they ended."""
@@ -86,6 +87,13 @@ class LBFGS:
         tensors = list(trained_parameters(session_of(self.training)).values())
         here = _joined([np.asarray(tensor) for tensor in tensors])
         loss, gradient = self._evaluate(tensors, here)
+        passes = session_of(self.training).passes
+        if passes is not None and passes.program.random_keys and not self._has_warned:
+            self._has_warned = True
+            warn(
+                f"{_WHO}: the graph draws random numbers (dropout), so the loss is another function in every pass of a "
+                "line search: leave such layers out, or use another optimizer"
+            )
         first, count = loss, 1
         try:
             for iteration in range(1, self.iterations + 1):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlcompute.errors import DataError
+from mlcompute.foreign_names import refusing
 from mlcompute.layers.layer import Layer
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.optimizers.descriptor import checked_number, checked_rate
@@ -42,6 +43,13 @@ class ParameterGroup:
     ...     mlc.ParameterGroup("encoder*", learning_rate=1e-4)])
     >>> optimizer.groups[1].learning_rate = 5e-5
     """
+
+    if not TYPE_CHECKING:
+        __setattr__ = refusing(
+            {
+                "lr": "learning_rate",
+            }
+        )
 
     names = ReadOnly[tuple[str, ...]]("Patterns of names.")
     layers = ReadOnly[tuple[Layer, ...]]("Layers whose parameters belong to it.")

@@ -9,6 +9,7 @@ import numpy as np
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError, ExecutionError
 from mlcompute.execution import Execution
+from mlcompute.layers.arguments import named
 from mlcompute.layers.names import no_match
 from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.group_members import parameter_names
@@ -50,7 +51,7 @@ def apply_gradients(session: Session, given: Mapping[str | Tensor, ArrayLike], o
     parameters = trained_parameters(session)
     names = {tensor: name for name, tensor in parameters.items()}
     arrays: dict[Tensor, Array] = {}
-    for key, gradient in given.items():
+    for key, gradient in named(who, "gradients", given).items():
         tensor = parameters.get(key) if isinstance(key, str) else key
         if tensor not in names:
             raise no_match(who, str(key) if isinstance(key, str) else key.label, parameters)

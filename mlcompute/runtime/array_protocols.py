@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +54,16 @@ class Exchanged:
         wanted = array.dtype if dtype is None else np.dtype(dtype)
         return array.astype(wanted) if copy or wanted != array.dtype else array
 
+    def __array_function__(
+        self, function: Callable[..., Any], types: Iterable[type], arguments: Any, keywords: Any
+    ) -> Any:
+        """NumPy's functions read the values: np.mean(t) would call t.mean(), which is an expression, otherwise."""
+        if not all(issubclass(one, (Exchanged, np.ndarray)) for one in types):
+            return NotImplemented
+        if function is np.shape:  # is known without values
+            return arguments[0].shape
+        return function(*_as_arrays(arguments), **_as_arrays(keywords))
+
     def __dlpack__(
         self,
         *,
@@ -102,3 +113,12 @@ class Exchanged:
                 "memoryview(np.asarray(tensor).view(np.uint16)) has its bits"
             )
         return values.data
+
+
+def _as_arrays(given: Any) -> Any:
+    """Tensors as arrays, also within lists, tuples and dictionaries."""
+    if isinstance(given, Exchanged):
+        return np.asarray(given)
+    if isinstance(given, dict):
+        return {name: _as_arrays(one) for name, one in given.items()}
+    return type(given)(map(_as_arrays, given)) if type(given) in (list, tuple) else given

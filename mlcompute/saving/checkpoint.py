@@ -21,6 +21,7 @@ import stat
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
@@ -68,6 +69,9 @@ class Checkpoint:
             self._file: BinaryIO = _opened(self.path)  # kept open: the path may become another file's
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             found = where_to_look(self.path) if isinstance(error, FileNotFoundError) else {}
+            if isinstance(error, IsADirectoryError):
+                files = sorted(Path(self.path).glob("*.safetensors"))
+                found = {"fix": f"name a file in it: {os.fspath(files[0])!r}"} if files else {}
             reason = getattr(error, "strerror", None) or error
             raise FileError(f"{who}: cannot be opened: {reason}", **found) from error
         self._close = weakref.finalize(self, self._file.close)

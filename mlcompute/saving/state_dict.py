@@ -10,7 +10,7 @@ Names are a layer's name and PyTorch's own for the parameter: `dense1.weight`, `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,10 +88,13 @@ def to_state_dict(graph: Graph) -> dict[str, Array]:
 def from_state_dict(graph: Graph, state: Mapping[str, Any], *, strict: bool = True) -> list[str]:
     """Copy values from a state dictionary of PyTorch tensors or arrays into the graph's tensors, in place.
 
-    strict  every parameter must be there, and nothing else; otherwise what fits by name is taken
+    strict  every parameter must be there, and nothing else; otherwise what fits by name is taken, something at least
 
     The names that were taken. When anything is wrong, everything wrong is listed and nothing is changed.
     """
+    if not isinstance(state, Mapping):
+        advice = "; give model.state_dict()" if hasattr(state, "state_dict") else ""
+        raise TypeError(f"from_state_dict: state must be a dictionary by name, not {type(state).__name__}{advice}")
     entries, further_uses = _entries(graph)
     given = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
     for name in [name for name in given if name in further_uses and name not in entries]:
@@ -109,12 +112,14 @@ def from_state_dict(graph: Graph, state: Mapping[str, Any], *, strict: bool = Tr
         if not can_convert(array.dtype, kind):
             problems.append(f"{name} holds {array.dtype}, the graph's {kind}")
         arrays[name] = array
+    if given and not arrays and not problems:
+        problems = [f"{name} is no parameter of the graph" for name in given]
     if problems:
         shown = problems[:10] + ([f"and {len(problems) - 10} more"] if len(problems) > 10 else [])
         raise DataError(
             f"from_state_dict: {len(problems)} misfit(s), the graph has {len(entries)} parameters",
             problems="\n            ".join(shown),
-            fix="check names and sizes; strict=False takes what fits by name",
+            fix=_without_prefix(given, entries) or "check names and sizes; strict=False takes what fits by name",
         )
     fresh: dict[Tensor, Array] = {}
     for name in sorted(arrays, key=lambda name: entries[name].adds):
@@ -125,6 +130,15 @@ def from_state_dict(graph: Graph, state: Mapping[str, Any], *, strict: bool = Tr
     for tensor, part in fresh.items():
         tensor.data = part
     return [name for name in entries if name in arrays]
+
+
+def _without_prefix(given: Iterable[str], known: Container[str]) -> str:
+    """What to write where all names fit without what a wrapper put before them, as DataParallel puts "module."."""
+    prefixes = {name.partition(".")[0] + "." for name in given}
+    prefix = prefixes.pop() if len(prefixes) == 1 else ""
+    if not prefix or not all(name.removeprefix(prefix) in known for name in given):
+        return ""
+    return f"take {prefix!r} off: {{name.removeprefix({prefix!r}): array for name, array in state.items()}}"
 
 
 def _array(value: Any) -> Array:

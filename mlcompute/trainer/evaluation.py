@@ -64,12 +64,14 @@ class MeanLoss:
         # Where no label counted, the loss of every batch was 0.
         return self.totals[name] / (self.counts[name] or 1.0) if self.rows else math.nan
 
+    def names(self, metrics: Sequence[Metric]) -> dict[str, str]:
+        """What the loss ("") and its terms are called in the logs, beside metrics."""
+        taken = {"loss", "learning_rate", *(metric.name for metric in metrics)}
+        return {"loss": ""} | {f"{name}_loss" if name in taken else name: name for name in self._model.terms}
+
     def logs(self, metrics: Sequence[Metric]) -> dict[str, float]:
         """The loss, its terms by name, and metrics."""
-        logs = {"loss": self.result()}
-        taken = {"loss", "learning_rate", *(metric.name for metric in metrics)}
-        for name in self._model.terms:
-            logs[f"{name}_loss" if name in taken else name] = self.result(name)
+        logs = {shown: self.result(name) for shown, name in self.names(metrics).items()}
         for metric in metrics:
             logs |= metric.logs()
         return logs

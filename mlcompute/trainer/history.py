@@ -99,7 +99,11 @@ class History:
         return {name: [row.get(name, math.nan) for row in self.epochs] for name in names}
 
     def __getitem__(self, column: str) -> list[float]:
-        return self.history[column]
+        columns = self.history
+        if column not in columns:
+            known = f"it has {', '.join(columns)}" if columns else "no epoch has ended"
+            raise KeyError(f"History: there is no {column!r}; {known}")
+        return columns[column]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, History):

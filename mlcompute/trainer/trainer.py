@@ -14,7 +14,7 @@ import numpy as np
 from mlcompute.building.choices import OptimizerName
 from mlcompute.device import Device, expect_device
 from mlcompute.errors import DataError, ExecutionError, ShapeError, warn
-from mlcompute.foreign_names import TRAINER_ATTRIBUTES, advice_for_attribute
+from mlcompute.foreign_names import TRAINER_ATTRIBUTES, advice_for_attribute, refusing
 from mlcompute.graph import Graph
 from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
@@ -26,12 +26,12 @@ from mlcompute.runtime.session import session_of
 from mlcompute.saving.names import names_of
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import read_array
-from mlcompute.trainer.callbacks.callback import Callback, expect_callback
-from mlcompute.trainer.callbacks.monitor import expect_no_validation
+from mlcompute.trainer.callbacks.callback import Callback, expect_callback, expect_place
+from mlcompute.trainer.callbacks.monitor import expect_in_logs
 from mlcompute.trainer.class_weights import ClassWeight
 from mlcompute.trainer.data import Batch
 from mlcompute.trainer.data_from import data_from, weights_that_come
-from mlcompute.trainer.evaluation import Scores, evaluate, predict
+from mlcompute.trainer.evaluation import MeanLoss, Scores, evaluate, predict
 from mlcompute.trainer.fitting import Fitting
 from mlcompute.trainer.history import History
 from mlcompute.trainer.last_batch import LastBatch, checked_choice, expect_small_batches, expect_weights
@@ -40,6 +40,7 @@ from mlcompute.trainer.metrics import Array, Metric
 from mlcompute.trainer.metrics.names import Metrics, metrics_by_output
 from mlcompute.trainer.plan import Asked, Plan
 from mlcompute.trainer.progress import Display, display_for
+from mlcompute.trainer.rates import rate_logs
 from mlcompute.trainer.rounds import Rounds
 from mlcompute.trainer.schedules import Length
 from mlcompute.trainer.several_losses import Loss, LossWeights
@@ -268,6 +269,8 @@ class Trainer:
         for name, path in (("resume", resume), ("checkpoint", checkpoint)):
             if not isinstance(path, (str, os.PathLike, type(None))):
                 raise TypeError(f"{who}: {name} must be the name of a file, not {path!r}")
+        if checkpoint is not None and (self.group is None or self.group.is_first):
+            expect_place(f"{who}: checkpoint", os.fspath(checkpoint), "stopped.safetensors")
         if last_batch == "pad":
             expect_weights(who, self.model)
         asked = Asked(who, self.model, x, y, sample_weight, class_weight)
@@ -300,8 +303,9 @@ class Trainer:
             steps_per_epoch=steps_per_epoch,
             class_weight=asked.class_weight,
         )
-        if validation is None:
-            expect_no_validation(callbacks)
+        if all(type(metric).__module__.startswith("mlcompute.") for metric in self.metrics):  # others log any number
+            names = [*MeanLoss(self.model).names(self.metrics), *rate_logs(self.optimizer)]
+            expect_in_logs(callbacks, names, [metric.name for metric in self.metrics], validation is not None)
         if last_batch == "smaller":
             expect_small_batches(who, self.model, data, size)
         elif last_batch == "drop" and data.batch_count(size, size) == 0:
@@ -443,6 +447,14 @@ class Trainer:
             self._fitting.save(os.fspath(path))
         else:
             save(path, self.training, progress={}, arrays={})
+
+    if not TYPE_CHECKING:
+        __setattr__ = refusing(
+            {
+                "lr": "learning_rate",
+                "loss": "another Trainer(graph, loss=...), which begins with the same weights",
+            }
+        )
 
     if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 

@@ -299,7 +299,7 @@ REFUSALS = [
     Refusal("other samples", make(4, 2), "the key has shape (2, 6, 4)", [QKV[0], (2, 6, 4), (2, 6, 4)]),
     Refusal("more values than keys", make(4, 2), "the value has shape (3, 7, 4)", [*QKV[:2], (3, 7, 4)]),
     Refusal("Boolean query", make(4, 2), "the query must be floating", [np.ones((3, 5, 4), bool), *QKV[1:]]),
-    Refusal("mask of whole numbers", make(4, 2), "INT32 is not supported", [*QKV, np.ones((3, 6), np.int32)]),
+    Refusal("mask of whole numbers", make(4, 2), "that a token counts, mask == 0", [*QKV, np.ones((3, 6), np.int32)]),
     Refusal("floating key mask", make(4, 2), "the key mask must be BOOLEAN, not FLOAT32", [*QKV, (3, 6)]),
     Refusal("key mask over queries", make(4, 2), "the key mask has shape (3, 5)", [*QKV, forbid(3, 5)]),
     Refusal("mask of one axis", make(4, 2), "the masks have shapes (6,)", [*QKV, forbid(6)]),

@@ -533,6 +533,16 @@ def test_a_second_run_leaves_the_first_alone(folder: Path, capsys: pytest.Captur
     assert bytes_in(folder / "runs" / "0001-net")["report.html"] != first["report.html"]
 
 
+def test_a_run_stands_for_its_best_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call(capsys, "train", "net.py", "--epochs", "1")
+    for name in ("1", "runs/0001-net"):
+        found = answer(capsys, "inspect", name)
+        assert found["model"] == str(Path("runs/0001-net/best.safetensors"))
+        call(capsys, "convert", name, "run.onnx")
+    call(capsys, "profile", "1")
+    assert "99: there is no such run" in answer(capsys, "inspect", "99", code=1)["message"]
+
+
 def test_a_folder_with_a_run_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer(capsys, "train", "net.py", "--epochs", "1", "--out", "here", "--report")
     before = bytes_in(folder / "here")

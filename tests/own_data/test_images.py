@@ -80,6 +80,19 @@ def test_npz_as_keras_writes_it() -> None:
     assert (len(data), len(data.validation or ()), len(data.test or ())) == (20, 5, 5)
 
 
+def test_arrays_with_validation_samples_of_their_own() -> None:
+    x, y = RNG.normal(size=(30, 3)), np.arange(30) % 3
+    data = mlc.data.arrays(x[:20], y[:20], validation=(x[20:], y[20:]), test=np.float32(0.25))
+    assert (len(data), len(data.validation or ()), len(data.test or ())) == (15, 10, 5)
+    np.testing.assert_allclose(data.x.mean(axis=0), 0, atol=1e-6, err_msg="of what is learned from")
+    np.savez("val.npz", x=x[:20], y=y[:20], x_val=x[20:], y_val=y[20:])
+    found = mlc.data.load("val.npz", test=0.25)
+    assert (len(found), len(found.validation or ()), len(found.test or ())) == (15, 10, 5)
+    assert mlc.data.arrays(x, y, validation=np.float32(0.2)).preprocessing.split.validation == float(np.float32(0.2))
+    with pytest.raises(mlc.DataError, match=r"samples of shape \(2,\), the model was trained with \(3,\)"):
+        mlc.data.arrays(x, y, validation=(x[:, :2], y))
+
+
 def test_npz_as_others_write_it() -> None:
     x, y = RNG.normal(size=(20, 3)), np.arange(20) % 2
     np.savez("x.npz", X_train=x, y_train=y, X_test=x[:5], y_test=y[:5])

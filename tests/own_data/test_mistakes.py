@@ -202,7 +202,8 @@ def test_folders_of_images(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_words(capsys: pytest.CaptureFixture[str]) -> None:
     refused(["train", "ccn"], ["ccn: neither a recipe nor a Python file", "did you mean cnn?"], capsys)
-    refused(["train", "mlp", "--data", "digits", "--validation", "x.npz"], ["'x.npz' is no share", "expected"], capsys)
+    words = ["train", "mlp", "--data", "digits", "--validation", "x.npz"]
+    refused(words, ["validation is 'x.npz', which is no share", "expected"], capsys)
     refused(["train", "mlp", "--target", "y"], ["--target says what --data is", "give --data PATH"], capsys)
     refused(["new", "resnt"], ["resnt: there is no such recipe; did you mean resnet?", "autoencoder"], capsys)
     refused(["new", "cnn", "cnn.txt"], ["a script is called something.py", "cnn.txt.py"], capsys)
@@ -227,6 +228,7 @@ def test_other_data_than_in_training() -> None:
     refuses(text.replace(",setosa", ",sertosa", 3), ["line 2: the label 'sertosa' was not among the classes",
                                                      "did you mean 'setosa'?"])  # fmt: skip
     refuses(text.replace("petal width", "petal_width"), ["lacks the column 'petal width'", "'petal_width'?"])
+    refuses(text.replace("petal width", "x"), ["lacks the column 'petal width'", "add it, left empty"])
     refuses(text.replace("5.1,", "long,", 1), ["line 2: 'long' in column 'sepal length' is no number"])
     refuses(text.replace(",species", ",kind"), ["there is no column 'species'"])
     Path("new.csv").write_text(text.replace(",species", ",kind"))
@@ -301,6 +303,18 @@ def test_arguments_of_another_type_are_refused_by_name() -> None:
     ):
         with pytest.raises(TypeError, match=message):
             mlc.data.table(columns, "y", **given)
+    for call in (
+        lambda: mlc.data.table(columns, "y", validation=columns),
+        lambda: mlc.data.arrays(FEATURES, LABELS, validation=FEATURES),
+        lambda: mlc.data.arrays(FEATURES, LABELS, test=(FEATURES, LABELS)),
+    ):
+        with pytest.raises(TypeError, match=r"must be a number, not .*given to fit") as error:
+            call()
+        assert len(str(error.value)) < 300, "arrays are not printed whole"
+    with pytest.raises(mlc.DataError, match=r"y is None\n.*a label for every sample"):
+        mlc.data.arrays(FEATURES, None)
+    with pytest.raises(mlc.DataError, match=r"x has shape \(\)"):
+        mlc.data.arrays(3, LABELS)
     with pytest.raises(mlc.DataError, match="seed is -1"):
         mlc.data.digits(seed=-1)
     with pytest.raises(TypeError, match=r"length must be a whole number, not 2\.5"):

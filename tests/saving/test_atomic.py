@@ -376,6 +376,9 @@ def test_impossible_places_are_said(tmp_path: Path) -> None:
         mlc.load(tmp_path / "model")
     with pytest.raises(mlc.FileError, match="directory"):
         mlc.load(tmp_path)
+    save(tmp_path / "best.safetensors", 1)
+    with pytest.raises(mlc.FileError, match=r"(?s)directory.*name a file in it: .*best\.safetensors"):
+        mlc.load(tmp_path)
     with pytest.raises(mlc.FileError, match="could not be written: embedded null"):
         save(tmp_path / "a\0b", 1)
     with pytest.raises(mlc.FileError, match="cannot be opened: embedded null"):

@@ -354,9 +354,22 @@ def test_files_that_are_no_run_are_refused(tmp_path: Path) -> None:
     assert model.step == steps
 
 
+class Removes(mlc.callbacks.Callback):
+    """Somebody removes a folder during training."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def on_train_batch_begin(self, batch: int, logs: Any) -> None:
+        if self._folder.is_dir():
+            self._folder.rmdir()
+
+
 def test_a_run_that_cannot_be_saved_says_so(tmp_path: Path, capsys: Any) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
     with pytest.raises(Interrupted) as caught:
-        fit(made(), SignalAt(2), checkpoint=tmp_path / "missing" / "run")
+        fit(made(), Removes(folder), SignalAt(2), checkpoint=folder / "run")
     assert caught.value.path is None
     assert "could not be saved" in capsys.readouterr().err
 

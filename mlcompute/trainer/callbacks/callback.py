@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from mlcompute.errors import DataError
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.metrics import Array
 
@@ -86,6 +88,18 @@ _OTHERS = {
     "on_train_epoch_end": "on_epoch_end",
     "on_validation_epoch_end": "on_test_end",
 }
+
+
+def expect_place(who: str, path: str, example: str) -> None:
+    """Refuse a path that no file can be written to, before hours of training end there.
+
+    example  what a file in it could be called, where the path is a folder
+    """
+    folder = os.path.dirname(path)
+    if folder and not os.path.isdir(folder):
+        raise DataError(f"{who}: there is no folder {folder}", fix="make it before training")
+    if os.path.isdir(path):
+        raise DataError(f"{who}: {path} is a folder", fix=f"name a file in it: {os.path.join(path, example)!r}")
 
 
 def expect_callback(who: str, given: object) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from mlcompute.errors import DataError, FileError
 from mlcompute.ops.bfloat16 import computed
 from mlcompute.tensor import Tensor
-from mlcompute.trainer.callbacks.callback import Callback, Logs
+from mlcompute.trainer.callbacks.callback import Callback, Logs, expect_place
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.rates import rate_logs
 
@@ -43,8 +43,7 @@ class CSVLogger(Callback):
         self._lines = 0
 
     def on_train_begin(self, logs: Logs) -> None:
-        if not self.filename.absolute().parent.is_dir():
-            raise DataError(f"CSVLogger: there is no folder for {self.filename}", fix="make it before training")
+        expect_place("CSVLogger", os.fspath(self.filename), "log.csv")
         self._columns, self._continues, self._lines = [], self.append, 0
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:

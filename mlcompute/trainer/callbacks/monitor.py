@@ -6,6 +6,8 @@ import difflib
 import math
 import operator
 import os
+import re
+import string
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -13,7 +15,7 @@ import numpy as np
 
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import between, number_of
-from mlcompute.trainer.callbacks.callback import Callback, Logs
+from mlcompute.trainer.callbacks.callback import Callback, Logs, expect_place
 from mlcompute.trainer.rates import rates_of, set_rates
 
 #: Is the watched number to fall or to rise?
@@ -59,7 +61,7 @@ class Monitor(Callback):
     def watched(self, logs: Logs) -> float:
         """The number; an error when there is none of that name."""
         if self.monitor not in logs:
-            raise _not_in_the_logs(self, expected=", ".join(logs))
+            raise _not_in_the_logs(self, list(logs))
         return float(logs[self.monitor])
 
     @property
@@ -72,23 +74,61 @@ class Monitor(Callback):
         return bool(self._better(value - self._sign * self.min_delta, self.best))
 
 
-def expect_no_validation(callbacks: Sequence[Callback]) -> None:
-    """Refuse callbacks that would look in vain for a number of a validation: before the first epoch, not after it."""
+def expect_in_logs(
+    callbacks: Sequence[Callback], names: Sequence[str], metrics: Sequence[str], validates: bool
+) -> None:
+    """Refuse callbacks that would look in vain for a number in the logs: before the first epoch, not after it.
+
+    names      of the numbers that every epoch logs
+    metrics    of the metrics; one of several classes logs its name with something behind it
+    validates  does every number also have one of the validation, val_...?
+    """
     if not all(type(one).__module__.startswith("mlcompute.") for one in callbacks):
         return  # others may put numbers into the logs
+    rates = [name for name in names if name.startswith("learning_rate")]
+    numbers = [*dict.fromkeys([*(name for name in names if name not in rates), *metrics])]
+    every = [*numbers, *(f"val_{name}" for name in numbers if validates), *rates]
+
+    def is_logged(name: str) -> bool:
+        number = name.removeprefix("val_")
+        if name != number and not validates:
+            return False
+        return name in every or number.startswith(("learning_rate", *metrics))
+
     for one in callbacks:
-        if isinstance(one, ModelCheckpoint) and not one.save_best_only:
-            continue
-        if isinstance(one, Monitor) and one.watches_validation:
-            raise _not_in_the_logs(one)
+        if isinstance(one, ModelCheckpoint):
+            for field in _fields(one.filepath):
+                if field != "epoch" and (one.save_freq != "epoch" or not is_logged(field)):
+                    raise _not_filled_in(one.filepath, repr(field), every if one.save_freq == "epoch" else [])
+            if not one.save_best_only:
+                continue
+        if isinstance(one, Monitor) and not is_logged(one.monitor):
+            raise _not_in_the_logs(one, every)
 
 
-def _not_in_the_logs(callback: Monitor, **facts: str) -> DataError:
+def _not_in_the_logs(callback: Monitor, names: Sequence[str]) -> DataError:
+    fix = "monitor one of these"
+    if callback.watches_validation and not any(name.startswith("val_") for name in names):
+        fix = "give validation data to fit, or monitor another number"
+    elif near := difflib.get_close_matches(callback.monitor, names, 1):
+        fix = f"did you mean {near[0]!r}?"
     return DataError(
-        f"{type(callback).__name__}: there is no {callback.monitor!r} in the logs",
-        fix="give validation data to fit, or monitor another number",
-        **facts,
+        f"{type(callback).__name__}: there is no {callback.monitor!r} in the logs", expected=", ".join(names), fix=fix
     )
+
+
+def _fields(path: str) -> list[str]:
+    """The names between braces in a path; refused where it cannot be read."""
+    try:
+        found = [field for _, field, _, _ in string.Formatter().parse(path) if field is not None]
+    except ValueError as error:
+        raise _not_filled_in(path, str(error), []) from None
+    return [re.split(r"[.\[]", field)[0] for field in found]
+
+
+def _not_filled_in(path: str, why: str, names: Sequence[str]) -> DataError:
+    known = ", ".join(["epoch", *names])
+    return DataError(f"ModelCheckpoint: {path!r} cannot be filled in: {why}", expected=known)
 
 
 class EarlyStopping(Monitor):
@@ -246,14 +286,8 @@ class ModelCheckpoint(Monitor):
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
-        folder = os.path.dirname(self.filepath)
-        if folder and "{" not in folder and not os.path.isdir(folder):
-            raise DataError(f"ModelCheckpoint: there is no folder {folder}", fix="make it before training")
-        if os.path.isdir(self.filepath):
-            raise DataError(
-                f"ModelCheckpoint: {self.filepath} is a folder",
-                fix=f"name a file in it: {os.path.join(self.filepath, 'last.safetensors')!r}",
-            )
+        if "{" not in os.path.dirname(self.filepath):
+            expect_place("ModelCheckpoint", self.filepath, "last.safetensors")
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
         # The step before this one is over, and the callbacks have seen it: its state is what is saved.
@@ -278,9 +312,7 @@ class ModelCheckpoint(Monitor):
         try:
             return self.filepath.format(epoch=epoch + 1, **logs)
         except (KeyError, IndexError, ValueError) as error:
-            raise DataError(
-                f"ModelCheckpoint: {self.filepath!r} cannot be filled in: {error}", expected=f"epoch, {', '.join(logs)}"
-            ) from None
+            raise _not_filled_in(self.filepath, str(error), list(logs)) from None
 
     def state(self) -> dict[str, Any]:
         return {"best": self.best}
