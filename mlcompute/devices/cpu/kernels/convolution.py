@@ -74,6 +74,11 @@ class _Piece(NamedTuple):
     starts: tuple[int, int]
 
 
+def _have_one_format(pieces: Sequence[_Piece]) -> bool:
+    """Do all read or write the weights in the same format?"""
+    return all(piece.primitive.weights == pieces[0].primitive.weights for piece in pieces)
+
+
 class _Plan:
     """What a convolution step needs: its slices, their primitives, and where its own memory is cut."""
 
@@ -102,15 +107,17 @@ class _Plan:
         self.flops = 2.0 * x[0] * math.prod(convolution_shapes(step)[2][2:]) * math.prod(w)
 
     def _samples(self, step: Step, x: Shape, w: Shape, slices: int) -> list[_Piece]:
+        """As many slices as are wanted, or fewer: those of other sizes may have weights in another format."""
         bounds = [x[0] * s // slices for s in range(slices + 1)]
         sizes = [math.prod(image[1:]) for image in self._images(step)]
-        return [
+        pieces = [
             _Piece(
                 self._primitive(step, (end - begin, *x[1:]), w, step.attributes["padding"]),
                 (begin * sizes[0], begin * sizes[1]),
             )
             for begin, end in itertools.pairwise(bounds)
         ]
+        return pieces if _have_one_format(pieces) else self._samples(step, x, w, slices - 1)
 
     def _bands(self, step: Step, x: Shape, w: Shape, slices: int) -> list[_Piece] | None:
         _, _, y = convolution_shapes(step)
@@ -122,8 +129,7 @@ class _Plan:
             primitive = self._primitive(step, cut.shape(x, band), w, band.padding)
             starts = cut.start(x, sample, band.x[0]), cut.start(y, sample, band.y[0])
             pieces.append(_Piece(primitive, starts[::-1] if self.direction == "backward_data" else starts))
-        # All read the weights in one format.
-        return pieces if all(piece.primitive.weights == pieces[0].primitive.weights for piece in pieces) else None
+        return pieces if _have_one_format(pieces) else None
 
     def _primitive(self, step: Step, x: Shape, w: Shape, padding: Shape) -> onednn.Convolution:
         a = step.attributes
