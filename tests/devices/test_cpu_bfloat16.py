@@ -217,6 +217,13 @@ CONVOLUTIONS = [
     ((2, 9, 8, 32), (32, 8, 3, 3), (1, 1), 4),
     ((3, 18, 20, 32), (32, 32, 3, 3), (1, 1), 1),
 ]
+#: x (channels last), w, dilations, groups: rows longer than oneDNN's registers hold, channels that fill no vectors.
+DILATED = [
+    ((2, 9, 41, 24), (8, 24, 3, 3), (2, 2), 1),
+    ((2, 8, 40, 17), (17, 17, 3, 5), (2, 1), 1),
+    ((1, 8, 44, 16), (16, 8, 2, 2), (3, 3), 2),
+    ((2, 9, 41, 32), (8, 32, 3, 3), (2, 2), 1),
+]
 
 
 @pytest.mark.parametrize("has_instructions", [False, True])
@@ -256,6 +263,29 @@ def test_convolutions(
         assert np.abs(found.astype(np.float64) - expected).max() < 2.0**-8 * np.abs(expected).max()
     expected = TABLE["convolution_weight_gradient"].meaning(wide[0], wide[2], shape=filters, **taps)
     assert np.abs(sums - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("has_instructions", [False, True])
+@pytest.mark.parametrize(("image", "filters", "dilations", "groups"), DILATED)
+def test_gradients_of_dilated_filters(
+    image: tuple[int, ...],
+    filters: tuple[int, ...],
+    dilations: tuple[int, int],
+    groups: int,
+    has_instructions: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(convolution_columns, "_LARGE", 1)
+    monkeypatch.setenv("MLCOMPUTE_WINOGRAD", "0")
+    if not has_instructions:
+        monkeypatch.setattr(onednn, "has_bfloat16_convolutions", lambda: False)
+    extents = [extent - d * (taps - 1) for extent, d, taps in zip(image[1:3], dilations, filters[2:], strict=True)]
+    x, dy = narrow(*image), narrow(image[0], *extents, filters[0], seed=2)
+    taps = {"strides": (1, 1), "dilations": dilations, "padding": (0,) * 4, "groups": groups, "channels_last": True}
+    (found,) = check(op("convolution_weight_gradient", shape=filters, to=FLOAT32, **taps), x, dy, scale=400)
+    wide = [array.astype(np.float64) for array in (x, dy)]
+    expected = TABLE["convolution_weight_gradient"].meaning(*wide, shape=filters, **taps)
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 def test_kernels_that_cannot_read_a_view_get_a_dense_copy() -> None:

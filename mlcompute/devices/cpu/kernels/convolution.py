@@ -163,7 +163,17 @@ def _computes_in_bfloat16(step: Step) -> bool:
         return False
     if winograd_sizes(step) is not None and not onednn.has_amx_instructions():
         return False
-    return step.attributes["groups"] == 1 or not _is_slow_depthwise(step, _Plan(step, _slices_of(step)).primitives)
+    primitives = _Plan(step, _slices_of(step)).primitives
+    is_slow = step.attributes["groups"] > 1 and _is_slow_depthwise(step, primitives)
+    return not (is_slow or _reads_past_channels(step, primitives))
+
+
+def _reads_past_channels(step: Step, primitives: Sequence[onednn.Convolution]) -> bool:
+    """Does oneDNN (3.2) multiply with what lies behind the last channels, as for dilated filters by AVX512_BF16?"""
+    if step.op.name != "convolution_weight_gradient" or max(step.attributes["dilations"]) == 1:
+        return False
+    fills_vectors = step.attributes["shape"][1] % 16 == 0
+    return not fills_vectors and any(primitive.implementation.startswith("jit_bf16:") for primitive in primitives)
 
 
 def _has_few_channels(step: Step) -> bool:
