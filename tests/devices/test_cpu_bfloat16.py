@@ -216,6 +216,7 @@ CONVOLUTIONS = [
     ((2, 9, 8, 32), (48, 32, 1, 1), (1, 1), 1),
     ((2, 9, 8, 32), (32, 8, 3, 3), (1, 1), 4),
     ((3, 18, 20, 32), (32, 32, 3, 3), (1, 1), 1),
+    ((3, 18, 20, 3), (32, 3, 1, 1), (2, 2), 1),
 ]
 #: x (channels last), w, dilations, groups: rows longer than oneDNN's registers hold, channels that fill no vectors.
 DILATED = [

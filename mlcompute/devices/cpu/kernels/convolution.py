@@ -159,7 +159,7 @@ def _computes_in_bfloat16(step: Step) -> bool:
     images = (step.inputs[0], step.inputs[1] if step.op.name == "convolution_weight_gradient" else step.results[0])
     if not (all(is_bfloat16(image.dtype) for image in images) and onednn.has_bfloat16_convolutions()):
         return False
-    if has_few_pixels(step) or _has_few_channels(step):
+    if has_few_pixels(step) or _has_few_channels(step) or _writes_past_scratchpad(step):
         return False
     if winograd_sizes(step) is not None and not onednn.has_amx_instructions():
         return False
@@ -176,6 +176,17 @@ def _reads_past_channels(step: Step, primitives: Sequence[onednn.Convolution]) -
     return not fills_vectors and any(primitive.implementation.startswith("jit_bf16:") for primitive in primitives)
 
 
+def _writes_past_scratchpad(step: Step) -> bool:
+    """Is it a gradient of strided pointwise filters, for which oneDNN (3.2) copies 8 channels on AVX2, of x with fewer?
+
+    https://github.com/uxlfoundation/oneDNN/issues/6035
+    """
+    if step.op.name != "convolution_weight_gradient":
+        return False
+    a = step.attributes
+    return a["shape"][1] < 8 and math.prod(a["shape"][2:]) == a["groups"] == 1 and max(a["strides"]) > 1
+
+
 def _has_few_channels(step: Step) -> bool:
     """Are there kernels of our own for one of the images' few channels, given float32 copies?"""
     wide = widened(step)
@@ -187,7 +198,7 @@ def reads_bfloat16(step: Step) -> bool:
     weights = step.results[0] if step.op.name == "convolution_weight_gradient" else step.inputs[1]
     if weights.dtype != FLOAT32 or not _is_native(step):
         return False
-    if few_pixels(step) is not None or _has_few_channels(step):
+    if few_pixels(step) is not None or _has_few_channels(step) or _writes_past_scratchpad(step):
         return False
     return winograd_sizes(step) is not None or onednn.load() is not None
 
@@ -267,7 +278,7 @@ def _method(step: Step) -> _Method:
     if tiles is not None:
         nbytes = winograd_workspace(step, tiles)
         return _Method(nbytes, lambda operands, images, result: winograd_entries(step, operands, tiles))
-    if onednn.load() is None:
+    if onednn.load() is None or _writes_past_scratchpad(step):
         return _without_library(step)
     chunks = _chunks(step)
     plan = _Plan(step, _slices_of(step)) if chunks is None else chunks
