@@ -218,12 +218,16 @@ CONVOLUTIONS = [
     ((3, 18, 20, 32), (32, 32, 3, 3), (1, 1), 1),
     ((3, 18, 20, 3), (32, 3, 1, 1), (2, 2), 1),
 ]
-#: x (channels last), w, dilations, groups: rows longer than oneDNN's registers hold, channels that fill no vectors.
-DILATED = [
-    ((2, 9, 41, 24), (8, 24, 3, 3), (2, 2), 1),
-    ((2, 8, 40, 17), (17, 17, 3, 5), (2, 1), 1),
-    ((1, 8, 44, 16), (16, 8, 2, 2), (3, 3), 2),
-    ((2, 9, 41, 32), (8, 32, 3, 3), (2, 2), 1),
+#: x (channels last), w, padding of an axis, dilations, groups: rows longer than oneDNN's registers hold, channels that
+#: fill no vectors; images smaller than filters.
+AWKWARD = [
+    ((2, 9, 41, 24), (8, 24, 3, 3), (0, 0), (2, 2), 1),
+    ((2, 8, 40, 17), (17, 17, 3, 5), (0, 0), (2, 1), 1),
+    ((1, 8, 44, 16), (16, 8, 2, 2), (0, 0), (3, 3), 2),
+    ((2, 9, 41, 32), (8, 32, 3, 3), (0, 0), (2, 2), 1),
+    ((3, 64, 1, 64), (96, 64, 3, 3), (1, 1), (1, 1), 1),
+    ((3, 2, 8, 30, 64), (8, 64, 3, 3, 3), (1, 1), (1, 1, 1), 1),
+    ((2, 1, 4, 4, 16), (16, 16, 3, 3, 3), (1, 1), (1, 1, 1), 1),
 ]
 
 
@@ -267,11 +271,12 @@ def test_convolutions(
 
 
 @pytest.mark.parametrize("has_instructions", [False, True])
-@pytest.mark.parametrize(("image", "filters", "dilations", "groups"), DILATED)
-def test_gradients_of_dilated_filters(
+@pytest.mark.parametrize(("image", "filters", "border", "dilations", "groups"), AWKWARD)
+def test_gradients_of_filters_that_onednn_has_wrong(
     image: tuple[int, ...],
     filters: tuple[int, ...],
-    dilations: tuple[int, int],
+    border: tuple[int, int],
+    dilations: tuple[int, ...],
     groups: int,
     has_instructions: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -280,12 +285,14 @@ def test_gradients_of_dilated_filters(
     monkeypatch.setenv("MLCOMPUTE_WINOGRAD", "0")
     if not has_instructions:
         monkeypatch.setattr(onednn, "has_bfloat16_convolutions", lambda: False)
-    extents = [extent - d * (taps - 1) for extent, d, taps in zip(image[1:3], dilations, filters[2:], strict=True)]
+    axes = zip(image[1:-1], dilations, filters[2:], strict=True)
+    extents = [extent + sum(border) - dilation * (taps - 1) for extent, dilation, taps in axes]
     x, dy = narrow(*image), narrow(image[0], *extents, filters[0], seed=2)
-    taps = {"strides": (1, 1), "dilations": dilations, "padding": (0,) * 4, "groups": groups, "channels_last": True}
-    (found,) = check(op("convolution_weight_gradient", shape=filters, to=FLOAT32, **taps), x, dy, scale=400)
+    window = {"strides": (1,) * len(extents), "dilations": dilations, "padding": border * len(extents)}
+    taps = {**window, "groups": groups, "channels_last": True, "shape": filters}
+    (found,) = check(op("convolution_weight_gradient", to=FLOAT32, **taps), x, dy, scale=400)
     wide = [array.astype(np.float64) for array in (x, dy)]
-    expected = TABLE["convolution_weight_gradient"].meaning(*wide, shape=filters, **taps)
+    expected = TABLE["convolution_weight_gradient"].meaning(*wide, **taps)
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 

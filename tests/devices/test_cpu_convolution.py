@@ -152,14 +152,14 @@ def test_slices_of_all_sizes_have_weights_in_one_format(
     bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=3e-4))
 
 
-@pytest.mark.parametrize("inputs", [1, 3, 7, 8])
-@pytest.mark.parametrize("strides", [(2, 2), (1, 2)])
+@pytest.mark.parametrize("inputs", [1, 7, 12, 16])
+@pytest.mark.parametrize("strides", [(2, 1), (1, 2)])
 def test_gradients_of_strided_pointwise_filters_of_few_inputs_are_ours(inputs: int, strides: tuple[int, int]) -> None:
-    """With a library, too, which on AVX2 writes behind its working memory: oneDNN's issue 6035."""
-    kind = ((4, inputs, 32, 32), (16, inputs, 1, 1), strides, (1, 1), (0, 0, 0, 0), 1)
+    """With a library, too, which writes behind its working memory: oneDNN's issue 6035."""
+    kind = ((3, inputs, 64, 33), (5, inputs, 1, 1), strides, (1, 1), (0, 0, 0, 0), 1)
     bench = bench_of("convolution_weight_gradient", kind)
     assert bench.entries is not None
-    if inputs < 8:
+    if inputs < 16:
         assert not any("oneDNN" in entry.kernel for entry in bench.entries)
     bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3))
 

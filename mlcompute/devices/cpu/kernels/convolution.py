@@ -165,26 +165,36 @@ def _computes_in_bfloat16(step: Step) -> bool:
         return False
     primitives = _Plan(step, _slices_of(step)).primitives
     is_slow = step.attributes["groups"] > 1 and _is_slow_depthwise(step, primitives)
-    return not (is_slow or _reads_past_channels(step, primitives))
+    return not (is_slow or _reads_what_is_not_there(step, primitives))
 
 
-def _reads_past_channels(step: Step, primitives: Sequence[onednn.Convolution]) -> bool:
-    """Does oneDNN (3.2) multiply with what lies behind the last channels, as for dilated filters by AVX512_BF16?"""
-    if step.op.name != "convolution_weight_gradient" or max(step.attributes["dilations"]) == 1:
+def _reads_what_is_not_there(step: Step, primitives: Sequence[onednn.Convolution]) -> bool:
+    """Is it a gradient of filters for which oneDNN's kernel for AVX512_BF16 (3.2) leaves its images, with any outcome?
+
+    That is so of dilated filters where channels fill no vectors; and, without the zeros around them, of images no
+    wider, and volumes no larger, than from the first tap to the last.
+    """
+    if step.op.name != "convolution_weight_gradient":
         return False
-    fills_vectors = step.attributes["shape"][1] % 16 == 0
-    return not fills_vectors and any(primitive.implementation.startswith("jit_bf16:") for primitive in primitives)
+    suspects = [primitive for primitive in primitives if primitive.implementation.startswith("jit_bf16:")]
+    dilations, shape = step.attributes["dilations"], step.attributes["shape"]
+    reaches = [dilation * (taps - 1) for dilation, taps in zip(dilations, shape[2:], strict=True)]
+    axes = slice(-1, None) if len(reaches) == 2 else slice(None)
+    images = {primitive.descriptors["x"].shape[2:] for primitive in suspects}
+    pairs = [pair for image in images for pair in zip(reaches[axes], image[axes], strict=True)]
+    is_small = any(0 < reach >= extent for reach, extent in pairs)
+    return is_small or (bool(suspects) and max(dilations) > 1 and shape[1] % 16 != 0)
 
 
 def _writes_past_scratchpad(step: Step) -> bool:
-    """Is it a gradient of strided pointwise filters, for which oneDNN (3.2) copies 8 channels on AVX2, of x with fewer?
+    """Is it a gradient of strided pointwise filters, where oneDNN (3.2) copies vectors of channels though x has fewer?
 
     https://github.com/uxlfoundation/oneDNN/issues/6035
     """
     if step.op.name != "convolution_weight_gradient":
         return False
-    a = step.attributes
-    return a["shape"][1] < 8 and math.prod(a["shape"][2:]) == a["groups"] == 1 and max(a["strides"]) > 1
+    a, (_, inputs, *taps) = step.attributes, step.attributes["shape"]
+    return inputs < 16 and math.prod(taps) == 1 and a["groups"] == 1 and bool(max(a["strides"]) > 1)
 
 
 def _has_few_channels(step: Step) -> bool:
