@@ -17,6 +17,7 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute import ops
+from mlcompute.compiler.plan_memory import planned
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.cpu.kernels import convolution_columns
@@ -307,6 +308,19 @@ def test_kernels_that_cannot_read_a_view_get_a_dense_copy() -> None:
 
     with only_native():
         check(pooled, y, x)
+
+
+def test_views_beside_copies_in_float32_are_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what a convolution without a library reads, bfloat16 has copies of its own; float32 must lie densely."""
+    monkeypatch.setattr(onednn, "load", lambda: None)
+    trace = Trace()
+    x, dy = trace.value((2, 8, 6, 6), bfloat16(), "input"), trace.value((1, 1, 1, 8), FLOAT32, "input")
+    (image,) = emit_all("transpose", x, axes=(0, 2, 3, 1))
+    (wide,) = emit_all("broadcast", dy, shape=(2, 6, 6, 8))
+    window = {"strides": (1, 1), "dilations": (1, 1), "padding": (0,) * 4, "groups": 1, "channels_last": True}
+    results = emit_all("convolution_weight_gradient", image, wide, shape=(8, 8, 1, 1), to=FLOAT32, **window)
+    views = planned(trace.steps, results).views
+    assert engine().needs_dense(trace.steps, views) == {trace.steps[-1]: [wide]}
 
 
 @pytest.mark.parametrize("samples", [3, 32])
