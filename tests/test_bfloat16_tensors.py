@@ -18,7 +18,7 @@ from mlcompute.devices.device import Engine
 from mlcompute.devices.reference import Reference
 from mlcompute.devices.remote import Remote
 from tests.group.threads import building, run_group
-from tests.nets import Array, cpu, needs_shared_memory, normal
+from tests.nets import Array, cpu, needs_shared_memory, normal, sgd, values_of
 
 B = mlc.DataType.BFLOAT16
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -158,6 +158,30 @@ def test_trains_from_torch_tensors() -> None:
     for name, exact in found[mlc.DataType.FLOAT32].items():
         assert found[B][name] == pytest.approx(exact, abs=0.06), name
     assert found[B]["accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("engine", [None, Reference(), Remote()], ids=["cpu", "reference", "remote"])
+@pytest.mark.parametrize("split", [False, True])
+def test_parameters_and_statistics_are_updated(engine: Engine | None, split: bool) -> None:
+    mlc.Platform.set_rng_seed_to(3)
+    graph, device = mlc.Graph(), cpu() if engine is None else mlc.Device(mlc.DeviceType.CPU, engine=engine)
+    x, t = graph.input((8, 5), "x", data_type=B), graph.input((8, 2), "t", data_type=B)
+    graph.loss(graph.dense(graph.normalize(x, momentum=0.5), 2), t, "mse")
+    training = mlc.TrainingGraph([graph], None, sgd())
+    training.add_inputs({"x": x}, {"t": t})
+    training.compile(device=device)
+    data = {"x": normal(8, 5).astype(BFLOAT16), "t": 1.0 + normal(8, 2, seed=1).astype(BFLOAT16)}
+    before = values_of(training)
+    if split:
+        training.bind_and_write_data(data, for_inputs={"x": x, "t": t}, to=device)
+        training.execute_forward()
+        training.execute_gradient()
+        training.execute_optimizer_update().wait()
+    else:
+        training.execute({"x": data["x"]}, {"t": data["t"]}).wait()
+    for old, new in zip(before, values_of(training), strict=True):
+        assert new.dtype == BFLOAT16
+        assert (bits(old) != bits(new)).any()
 
 
 def test_files(tmp_path: Path) -> None:

@@ -380,7 +380,10 @@ def overwritten_by(step: Step) -> tuple[Value, ...]:
 def run_meaning(step: Step, arrays: Sequence[Array]) -> tuple[Array, ...]:
     """A step's results in NumPy, in exactly the dtypes the step promises."""
     if not step.op.is_view:  # a view shows its source's memory, whatever lies there
-        arrays = [computed(array) for array in arrays]
+        written = overwritten_by(step)  # in place, in its own type
+        arrays = [
+            array if value in written else computed(array) for value, array in zip(step.inputs, arrays, strict=True)
+        ]
     results = step.op.meaning(*arrays, **step.attributes)
     if not isinstance(results, tuple):
         results = (results,)

@@ -17,6 +17,7 @@ import pytest
 
 import mlcompute as mlc
 from mlcompute import ops
+from mlcompute.compiler.plan_memory import planned
 from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.cpu.kernels import convolution_columns
@@ -216,6 +217,18 @@ CONVOLUTIONS = [
     ((2, 9, 8, 32), (48, 32, 1, 1), (1, 1), 1),
     ((2, 9, 8, 32), (32, 8, 3, 3), (1, 1), 4),
     ((3, 18, 20, 32), (32, 32, 3, 3), (1, 1), 1),
+    ((3, 18, 20, 3), (32, 3, 1, 1), (2, 2), 1),
+]
+#: x (channels last), w, padding of an axis, dilations, groups: rows longer than oneDNN's registers hold, channels that
+#: fill no vectors; images smaller than filters.
+AWKWARD = [
+    ((2, 9, 41, 24), (8, 24, 3, 3), (0, 0), (2, 2), 1),
+    ((2, 8, 40, 17), (17, 17, 3, 5), (0, 0), (2, 1), 1),
+    ((1, 8, 44, 16), (16, 8, 2, 2), (0, 0), (3, 3), 2),
+    ((2, 9, 41, 32), (8, 32, 3, 3), (0, 0), (2, 2), 1),
+    ((3, 64, 1, 64), (96, 64, 3, 3), (1, 1), (1, 1), 1),
+    ((3, 2, 8, 30, 64), (8, 64, 3, 3, 3), (1, 1), (1, 1, 1), 1),
+    ((2, 1, 4, 4, 16), (16, 16, 3, 3, 3), (1, 1), (1, 1, 1), 1),
 ]
 
 
@@ -258,6 +271,32 @@ def test_convolutions(
     assert np.abs(sums - expected).max() < 1e-5 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("has_instructions", [False, True])
+@pytest.mark.parametrize(("image", "filters", "border", "dilations", "groups"), AWKWARD)
+def test_gradients_of_filters_that_onednn_has_wrong(
+    image: tuple[int, ...],
+    filters: tuple[int, ...],
+    border: tuple[int, int],
+    dilations: tuple[int, ...],
+    groups: int,
+    has_instructions: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(convolution_columns, "_LARGE", 1)
+    monkeypatch.setenv("MLCOMPUTE_WINOGRAD", "0")
+    if not has_instructions:
+        monkeypatch.setattr(onednn, "has_bfloat16_convolutions", lambda: False)
+    axes = zip(image[1:-1], dilations, filters[2:], strict=True)
+    extents = [extent + sum(border) - dilation * (taps - 1) for extent, dilation, taps in axes]
+    x, dy = narrow(*image), narrow(image[0], *extents, filters[0], seed=2)
+    window = {"strides": (1,) * len(extents), "dilations": dilations, "padding": border * len(extents)}
+    taps = {**window, "groups": groups, "channels_last": True, "shape": filters}
+    (found,) = check(op("convolution_weight_gradient", to=FLOAT32, **taps), x, dy, scale=400)
+    wide = [array.astype(np.float64) for array in (x, dy)]
+    expected = TABLE["convolution_weight_gradient"].meaning(*wide, **taps)
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
 def test_kernels_that_cannot_read_a_view_get_a_dense_copy() -> None:
     """The gradient of pooling volumes, between convolutions that lie channels last."""
     x, y = narrow(2, 6, 4, 16), narrow(2, 3, 4, 16, seed=1)
@@ -269,6 +308,19 @@ def test_kernels_that_cannot_read_a_view_get_a_dense_copy() -> None:
 
     with only_native():
         check(pooled, y, x)
+
+
+def test_views_beside_copies_in_float32_are_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what a convolution without a library reads, bfloat16 has copies of its own; float32 must lie densely."""
+    monkeypatch.setattr(onednn, "load", lambda: None)
+    trace = Trace()
+    x, dy = trace.value((2, 8, 6, 6), bfloat16(), "input"), trace.value((1, 1, 1, 8), FLOAT32, "input")
+    (image,) = emit_all("transpose", x, axes=(0, 2, 3, 1))
+    (wide,) = emit_all("broadcast", dy, shape=(2, 6, 6, 8))
+    window = {"strides": (1, 1), "dilations": (1, 1), "padding": (0,) * 4, "groups": 1, "channels_last": True}
+    results = emit_all("convolution_weight_gradient", image, wide, shape=(8, 8, 1, 1), to=FLOAT32, **window)
+    views = planned(trace.steps, results).views
+    assert engine().needs_dense(trace.steps, views) == {trace.steps[-1]: [wide]}
 
 
 @pytest.mark.parametrize("samples", [3, 32])

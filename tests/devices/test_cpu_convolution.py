@@ -138,6 +138,32 @@ def test_convolutions_with_few_outputs_have_kernels_of_their_own(outputs: int, s
         bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=3e-4))
 
 
+@pytest.mark.skipif(convolution.onednn.load() is None, reason="oneDNN is not installed")
+@pytest.mark.parametrize("slices", [2, 4])
+@pytest.mark.parametrize("samples", [3, 5, 6])
+def test_slices_of_all_sizes_have_weights_in_one_format(
+    samples: int, slices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """oneDNN has other kernels, with filters in another order, for the gradient of one sample than for that of two."""
+    monkeypatch.setattr(convolution, "_slices_of", lambda step: slices)
+    monkeypatch.setattr(convolution, "columns_of", lambda step: None)
+    kind = ((1, 16, 8, 70), (12, 16, 7, 5), (1, 1), (3, 3), (9, 9, 6, 6), 1)
+    bench = bench_of("convolution_weight_gradient", kind, samples)
+    bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=3e-4))
+
+
+@pytest.mark.parametrize("inputs", [1, 7, 12, 16])
+@pytest.mark.parametrize("strides", [(2, 1), (1, 2)])
+def test_gradients_of_strided_pointwise_filters_of_few_inputs_are_ours(inputs: int, strides: tuple[int, int]) -> None:
+    """With a library, too, which writes behind its working memory: oneDNN's issue 6035."""
+    kind = ((3, inputs, 64, 33), (5, inputs, 1, 1), strides, (1, 1), (0, 0, 0, 0), 1)
+    bench = bench_of("convolution_weight_gradient", kind)
+    assert bench.entries is not None
+    if inputs < 16:
+        assert not any("oneDNN" in entry.kernel for entry in bench.entries)
+    bench.check(lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3))
+
+
 def test_filters_as_large_as_an_image_stay_with_the_library() -> None:
     kind = ((8, 2 * vector_lanes(), 8, 8), (1, 2 * vector_lanes(), 8, 8), (1, 1), (1, 1), (0, 0, 0, 0), 1)
     bench = bench_of("convolution", kind)

@@ -23,6 +23,7 @@ from mlcompute.devices.host_memory import HostBuffer, allocate
 from mlcompute.devices.interrupts import held
 from mlcompute.devices.loop_nest import Operands
 from mlcompute.enums import DeviceType
+from mlcompute.ops.bfloat16 import is_bfloat16
 from mlcompute.ops.op import Array, Step, Value
 
 #: How bfloat16 is multiplied, for people to read: with and without instructions for it.
@@ -142,10 +143,13 @@ class Cpu(Engine):
                 if look in readable:
                     continue
             operands = Operands(_views_behind(step.inputs, makers), views)
-            if not reads_bfloat16(step) or reads(step, operands):
-                readable.add(look)
+            sparse = [] if reads(step, operands) else [value for value in step.inputs if not operands[value].is_dense]
+            if sparse and not reads_bfloat16(step):  # others have dense copies in float32
+                sparse = [value for value in sparse if not is_bfloat16(value.dtype)]
+            if sparse:
+                needed[step] = sparse
             else:
-                needed[step] = [value for value in step.inputs if not operands[value].is_dense]
+                readable.add(look)
         return needed
 
     def workspace(self, step: Step) -> int:

@@ -74,6 +74,11 @@ class _Piece(NamedTuple):
     starts: tuple[int, int]
 
 
+def _have_one_format(pieces: Sequence[_Piece]) -> bool:
+    """Do all read or write the weights in the same format?"""
+    return all(piece.primitive.weights == pieces[0].primitive.weights for piece in pieces)
+
+
 class _Plan:
     """What a convolution step needs: its slices, their primitives, and where its own memory is cut."""
 
@@ -102,15 +107,17 @@ class _Plan:
         self.flops = 2.0 * x[0] * math.prod(convolution_shapes(step)[2][2:]) * math.prod(w)
 
     def _samples(self, step: Step, x: Shape, w: Shape, slices: int) -> list[_Piece]:
+        """As many slices as are wanted, or fewer: those of other sizes may have weights in another format."""
         bounds = [x[0] * s // slices for s in range(slices + 1)]
         sizes = [math.prod(image[1:]) for image in self._images(step)]
-        return [
+        pieces = [
             _Piece(
                 self._primitive(step, (end - begin, *x[1:]), w, step.attributes["padding"]),
                 (begin * sizes[0], begin * sizes[1]),
             )
             for begin, end in itertools.pairwise(bounds)
         ]
+        return pieces if _have_one_format(pieces) else self._samples(step, x, w, slices - 1)
 
     def _bands(self, step: Step, x: Shape, w: Shape, slices: int) -> list[_Piece] | None:
         _, _, y = convolution_shapes(step)
@@ -122,8 +129,7 @@ class _Plan:
             primitive = self._primitive(step, cut.shape(x, band), w, band.padding)
             starts = cut.start(x, sample, band.x[0]), cut.start(y, sample, band.y[0])
             pieces.append(_Piece(primitive, starts[::-1] if self.direction == "backward_data" else starts))
-        # All read the weights in one format.
-        return pieces if all(piece.primitive.weights == pieces[0].primitive.weights for piece in pieces) else None
+        return pieces if _have_one_format(pieces) else None
 
     def _primitive(self, step: Step, x: Shape, w: Shape, padding: Shape) -> onednn.Convolution:
         a = step.attributes
@@ -154,12 +160,43 @@ def _computes_in_bfloat16(step: Step) -> bool:
     images = (step.inputs[0], step.inputs[1] if step.op.name == "convolution_weight_gradient" else step.results[0])
     if not (all(is_bfloat16(image.dtype) for image in images) and onednn.has_bfloat16_convolutions()):
         return False
-    if has_few_pixels(step) or _has_few_channels(step):
+    if has_few_pixels(step) or _has_few_channels(step) or _writes_past_scratchpad(step):
         return False
     tiles = winograd_sizes(step)
     if tiles is not None and tiles.split is None and not onednn.has_amx_instructions():
         return False
-    return step.attributes["groups"] == 1 or not _is_slow_depthwise(step, _Plan(step, _slices_of(step)).primitives)
+    primitives = _Plan(step, _slices_of(step)).primitives
+    is_slow = step.attributes["groups"] > 1 and _is_slow_depthwise(step, primitives)
+    return not (is_slow or _reads_what_is_not_there(step, primitives))
+
+
+def _reads_what_is_not_there(step: Step, primitives: Sequence[onednn.Convolution]) -> bool:
+    """Is it a gradient of filters for which oneDNN's kernel for AVX512_BF16 (3.2) leaves its images, with any outcome?
+
+    That is so of dilated filters where channels fill no vectors; and, without the zeros around them, of images no
+    wider, and volumes no larger, than from the first tap to the last.
+    """
+    if step.op.name != "convolution_weight_gradient":
+        return False
+    suspects = [primitive for primitive in primitives if primitive.implementation.startswith("jit_bf16:")]
+    dilations, shape = step.attributes["dilations"], step.attributes["shape"]
+    reaches = [dilation * (taps - 1) for dilation, taps in zip(dilations, shape[2:], strict=True)]
+    axes = slice(-1, None) if len(reaches) == 2 else slice(None)
+    images = {primitive.descriptors["x"].shape[2:] for primitive in suspects}
+    pairs = [pair for image in images for pair in zip(reaches[axes], image[axes], strict=True)]
+    is_small = any(0 < reach >= extent for reach, extent in pairs)
+    return is_small or (bool(suspects) and max(dilations) > 1 and shape[1] % 16 != 0)
+
+
+def _writes_past_scratchpad(step: Step) -> bool:
+    """Is it a gradient of strided pointwise filters, where oneDNN (3.2) copies vectors of channels though x has fewer?
+
+    https://github.com/uxlfoundation/oneDNN/issues/6035
+    """
+    if step.op.name != "convolution_weight_gradient":
+        return False
+    a, (_, inputs, *taps) = step.attributes, step.attributes["shape"]
+    return inputs < 16 and math.prod(taps) == 1 and a["groups"] == 1 and bool(max(a["strides"]) > 1)
 
 
 def _has_few_channels(step: Step) -> bool:
@@ -173,7 +210,7 @@ def reads_bfloat16(step: Step) -> bool:
     weights = step.results[0] if step.op.name == "convolution_weight_gradient" else step.inputs[1]
     if weights.dtype != FLOAT32 or not _is_native(step):
         return False
-    if few_pixels(step) is not None or _has_few_channels(step):
+    if few_pixels(step) is not None or _has_few_channels(step) or _writes_past_scratchpad(step):
         return False
     return winograd_sizes(step) is not None or onednn.load() is not None
 
@@ -253,7 +290,7 @@ def _method(step: Step) -> _Method:
     if tiles is not None:
         nbytes = winograd_workspace(step, tiles)
         return _Method(nbytes, lambda operands, images, result: winograd_entries(step, operands, tiles))
-    if onednn.load() is None:
+    if onednn.load() is None or _writes_past_scratchpad(step):
         return _without_library(step)
     chunks = _chunks(step)
     plan = _Plan(step, _slices_of(step)) if chunks is None else chunks
