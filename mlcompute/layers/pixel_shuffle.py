@@ -12,29 +12,21 @@ from mlcompute.ops.op import Shape, Value
 from mlcompute.tensor import TensorDescriptor
 
 
-class _PixelBlocks(Layer):
-    """A layer that moves blocks of factor x factor pixels to channels, or back."""
-
-    source_types = ALL_TYPES
-    moves_data = True
-
-    def __init__(self, factor: int) -> None:
-        super().__init__()
-        self._factor = whole(self.who, "factor", factor, least=1)
-
-    def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:
-        return 1
-
-
-class PixelShuffleLayer(_PixelBlocks):
+class PixelShuffleLayer(Layer):
     """y[n, c, h r + i, w r + j] = x[n, c r² + i r + j, h, w].   x (n, c r², h, w)   ->   y (n, c, h r, w r)
 
     factor  r, by how much height and width grow
     """
 
     default_label = "PixelShuffle"
+    source_types = ALL_TYPES
+    moves_data = True
 
     factor = ReadOnly[int]("By how much height and width grow.")
+
+    def __init__(self, factor: int) -> None:
+        super().__init__()
+        self._factor = whole(self.who, "factor", factor, least=1)
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources
@@ -48,6 +40,9 @@ class PixelShuffleLayer(_PixelBlocks):
         )
         return [TensorDescriptor((n, channels // (r * r), h * r, w * r), data_type=x.data_type)]
 
+    def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:
+        return 1
+
     def forward(self, run: Forward, *sources: Value) -> Value:
         (x,) = sources
         (n, channels, h, w), r = x.shape, self._factor
@@ -56,15 +51,21 @@ class PixelShuffleLayer(_PixelBlocks):
         return ops.reshape(blocks, (n, c, h * r, w * r))
 
 
-class PixelUnshuffleLayer(_PixelBlocks):
+class PixelUnshuffleLayer(Layer):
     """y[n, c r² + i r + j, h, w] = x[n, c, h r + i, w r + j].   x (n, c, h r, w r)   ->   y (n, c r², h, w)
 
     factor  r, by how much height and width shrink
     """
 
     default_label = "PixelUnshuffle"
+    source_types = ALL_TYPES
+    moves_data = True
 
     factor = ReadOnly[int]("By how much height and width shrink.")
+
+    def __init__(self, factor: int) -> None:
+        super().__init__()
+        self._factor = whole(self.who, "factor", factor, least=1)
 
     def results(self, sources: Sequence[TensorDescriptor]) -> list[TensorDescriptor]:
         (x,) = sources
@@ -77,6 +78,9 @@ class PixelUnshuffleLayer(_PixelBlocks):
             expected=f"multiples of {r}",
         )
         return [TensorDescriptor((n, c * r * r, height // r, width // r), data_type=x.data_type)]
+
+    def feature_axis(self, known: Sequence[int | None], sources: Sequence[Shape], result: Shape) -> int | None:
+        return 1
 
     def forward(self, run: Forward, *sources: Value) -> Value:
         (x,) = sources

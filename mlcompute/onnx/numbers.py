@@ -165,7 +165,8 @@ def _is_circle(a: Array, b: Array, rows: bool = False) -> bool:
 
 
 def _adds_up(a: Array, b: Array, rows: bool) -> bool:
-    total = np.square(a, dtype=np.float32) + np.square(b, dtype=np.float32)
+    with np.errstate(over="ignore"):  # what is infinite is no wave
+        total = np.square(a, dtype=np.float32) + np.square(b, dtype=np.float32)
     top = float(total.max())
     if top <= 0.0 or top > 1e6:
         return False

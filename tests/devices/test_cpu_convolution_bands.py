@@ -30,6 +30,7 @@ def test_bands_of_rows(kind: str, samples: int, pieces: int, op: str, monkeypatc
 
 @pytest.mark.parametrize("op", OPS[:2])
 def test_one_image_is_shared(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLCOMPUTE_WINOGRAD", "0")
     monkeypatch.setattr(convolution, "planned_threads", lambda: 4)
     kind = ((1, 16, 64, 64), (32, 16, 7, 7), (2, 2), (1, 1), (3, 3, 3, 3), 1)
     bench = bench_of(op, kind, 1)
