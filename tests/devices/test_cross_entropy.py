@@ -51,6 +51,24 @@ def test_cpu_kernels(keep: float, spread: float, ignored: int | None, kind: Any)
         Bench(KERNELS, GRADIENT, arrays, attributes, workspaces=WORKSPACES).check(assert_close)
 
 
+def test_cpu_kernels_of_bfloat16() -> None:
+    """Logits and their gradients; what the label's class gets is rounded once."""
+    for shape, axis in SHAPES:
+        x, labels, dy = given(shape, axis, np.int64, None)
+        x.flat[0] = 8.0  # a sample that is nearly certain: its gradient is the difference of nearly equal numbers
+        labels.flat[0] = 0
+        narrow = x.astype(bfloat16())
+        attributes = {"axis": axis, "keep": 0.9, "spread": 0.01}
+        forward = Bench(KERNELS, FORWARD, [narrow, labels], {**attributes, "ignored": None}, workspaces=WORKSPACES)
+        forward.check(lambda found, expected: assert_close(found, expected, 2))
+        arrays = gradient_inputs(narrow.astype(np.float32), labels, dy, axis)
+        bench = Bench(KERNELS, GRADIENT, [narrow, *arrays[1:]], attributes, workspaces=WORKSPACES)
+        (found,) = bench.check(assert_close)
+        assert found.dtype == bfloat16()
+        (expected,) = (array.astype(np.float32) for array in bench.expected())
+        np.testing.assert_allclose(found.astype(np.float32), expected, rtol=2.0**-7, atol=1e-6)
+
+
 def test_cpu_kernels_of_views() -> None:
     x, labels, dy = given((12, 40), 1, np.int64, None)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
-from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
+from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
 from mlcompute.devices.cpu.codegen.combiners import MAX_SKIPPING_NAN, SUM, LineReduction, fill, larger_number
 from mlcompute.devices.cpu.codegen.loops import Line, splat, splat_constant, vector_loop
 from mlcompute.devices.cpu.codegen.simd import SimdValue, fma
@@ -18,6 +18,7 @@ from mlcompute.devices.cpu.kernels.row_column import ColumnLoops, RowLoops
 from mlcompute.devices.cpu.kernels.softmax import exp_of, log_of
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, ReductionAxes, iteration_count, shared_rows
+from mlcompute.ops.bfloat16 import computed_type, is_bfloat16
 from mlcompute.ops.op import FLOAT32, Step
 
 #: Columns worked on at once: what is kept of them fits the first-level cache beside the rows.
@@ -52,7 +53,8 @@ def _ownership(
 def cross_entropy_entries(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """One pass for the largest logit, one for the sum of exponentials; then one logit is picked.
 
-    The gradient takes one pass over the logits; then the label's class is corrected.
+    The gradient takes one pass over the logits; then the label's class is written. What is logits, or their gradient,
+    may be bfloat16.
     """
     if not supports_cross_entropy(step):
         return None
@@ -87,18 +89,20 @@ class _Kernel:
         self.classes = operands[0].shape[step.attributes["axis"]]
         self.checked = CheckedIndices(args, operands[1], self.classes)
         self.pointers = [self.checked.pointer if i == 1 else args.pointer(own) for i, own in enumerate(operands)]
+        #: In memory.
+        self.types = [self.checked.element if i == 1 else MEMORY_TYPES[own.dtype] for i, own in enumerate(operands)]
 
     def depends_on(self, loops: RowLoops | ColumnLoops) -> str:
         """What the code depends on, beside the arguments it reads."""
         classes = self.classes if self.spread else None
-        labels = f"{self.checked.element} {self.checked.is_signed}"
+        labels = f"{' '.join(self.types)} {self.checked.is_signed}"
         settings = f"{self.keep!r} {self.spread!r} {self.ignored} {classes}"
         return f"{type(self).__name__} {settings} {labels} {loops.code_key} {vector_lanes()}"
 
     def loss(
         self,
         label_at: str,
-        logit: Callable[[str], str],
+        logit: Callable[[str], SimdValue],
         largest: SimdValue,
         logarithm: SimdValue,
         rest: SimdValue | None,
@@ -106,7 +110,7 @@ class _Kernel:
         """The loss of a row.
 
         label_at   the address of its label
-        logit      the address of a class's logit
+        logit      the logit of a class
         largest, logarithm   of its logits: the largest, and the logarithm of the sum of exp(logit - largest)
         rest       the sum of logit - largest over all classes, if needed
         """
@@ -116,8 +120,7 @@ class _Kernel:
         if self.ignored is not None:
             ignored = code.let(f"icmp eq i64 {label}, {self.ignored}")
             label = code.let(f"select i1 {ignored}, i64 0, i64 {label}")
-        at = logit(self.checked.check(label))
-        picked = SimdValue(code, code.load(at, "float"), "float", 1) - largest
+        picked = logit(self.checked.check(label)) - largest
         loss = (logarithm - picked) * self.keep
         if rest is not None:
             loss = loss + (logarithm * float(self.classes) - rest) * self.spread
@@ -132,14 +135,9 @@ class _Kernel:
         dx = exp_of(x - largest - logarithm) * d_softmax
         return fma(d_loss, -self.spread, dx) if self.spread else dx
 
-    def correct(self, label_at: str, place: Callable[[str], str], d_loss: SimdValue) -> None:
-        """Subtract what only the label's class gets; `place` is the address of a class's gradient."""
-        code = self.code
-        label = self.checked.read(label_at, "0")
-        with code.when(self.checked.is_valid(label)):
-            at = place(label)
-            dx = SimdValue(code, code.load(at, "float"), "float", 1) - d_loss * self.keep
-            code.store(at, "float", dx.name)
+    def own_class(self, dx: SimdValue, d_loss: SimdValue) -> SimdValue:
+        """The gradient of the label's logit, from what it would be if that were another class."""
+        return dx - d_loss * self.keep
 
     def store(self, address: str, value: SimdValue) -> None:
         self.code.store(address, "float", value.name)
@@ -156,10 +154,10 @@ class _Rows(_Kernel):
         self.extent = self.loops.reduced[-1].extent
 
     def at(self, operand: int) -> str:
-        return self.loops.address(self.pointers[operand], operand, self.checked.element if operand == 1 else "float")
+        return self.loops.address(self.pointers[operand], operand, self.types[operand])
 
     def line(self, operand: int) -> Line:
-        return Line(self.code, self.at(operand), "float", self.loops.strides[operand])
+        return Line(self.code, self.at(operand), self.types[operand], self.loops.strides[operand])
 
     def scalar(self, operand: int) -> SimdValue:
         return SimdValue(self.code, self.code.load(self.at(operand), "float"), "float", 1)
@@ -181,20 +179,28 @@ class _Rows(_Kernel):
                 sums = LineReduction(code, SUM)
                 sums.add(x, self.extent, lambda value, index, mask: value - shift)
                 rest = sums.result()
-            self.store(self.at(2), self.loss(self.at(1), x.address, largest, logarithm, rest))
+            loss = self.loss(self.at(1), lambda label: x.load(label, lanes=1), largest, logarithm, rest)
+            self.store(self.at(2), loss)
             self.store(self.at(3), largest)
             self.store(self.at(4), logarithm)
 
     def gradient(self) -> None:
         code = self.code
         with self.loops.each_unit():
-            x, dx, d_loss = self.line(0), self.line(6), self.scalar(4)
-            row = [splat(value) for value in (self.scalar(2), self.scalar(3), d_loss, self.scalar(5))]
+            x, dx = self.line(0), self.line(6)
+            known = [self.scalar(operand) for operand in (2, 3, 4, 5)]
+            row = [splat(value) for value in known]
+            label = self.checked.read(self.at(1), "0")
+            is_valid = self.checked.is_valid(label)
+            # From the logit, which dx may overwrite: what dx is stored as may be rounded.
+            own = code.let(f"select i1 {is_valid}, i64 {label}, i64 0")
+            own_dx = self.own_class(self.element(x.load(own, lanes=1), *known), known[2])
             vector_loop(
                 code, 0, self.extent,
                 lambda index, mask: dx.store(index, self.element(x.load(index, mask), *row), mask),
             )  # fmt: skip
-            self.correct(self.at(1), dx.address, d_loss)
+            with code.when(is_valid):
+                dx.store(label, own_dx)
 
 
 class _Columns(_Kernel):
@@ -205,26 +211,26 @@ class _Columns(_Kernel):
     ) -> None:
         super().__init__(args, step, operands)
         self.loops = ColumnLoops(args, axes, rows, _TILE)
-        self.slots = [self.code.aligned_buffer(_TILE) for _ in range(4)]
+        self.slots = [self.code.aligned_buffer(_TILE) for _ in range(5)]
 
     def at(self, operand: int) -> str:
-        return self.loops.address(self.pointers[operand], operand, self.checked.element if operand == 1 else "float")
+        return self.loops.address(self.pointers[operand], operand, self.types[operand])
 
     def along(self, operand: int, first: str) -> Line:
         """One element per column, of an operand that has one for all classes."""
-        return Line(self.code, first, self.checked.element if operand == 1 else "float", self.loops.strides[operand])
+        return Line(self.code, first, self.types[operand], self.loops.strides[operand])
 
     def each_class(self, columns: tuple[str, str], operands: Sequence[int], body: Callable[..., None]) -> None:
         """body(index, mask, *lines) for every vector of every class."""
         code = self.code
         first = [self.at(operand) for operand in operands]
         with code.loop(0, self.loops.along.extent) as row:
-            lines = [self.loops.row(own, at, row) for own, at in zip(operands, first, strict=True)]
+            lines = [self.loops.row(own, at, row, self.types[own]) for own, at in zip(operands, first, strict=True)]
             vector_loop(code, *columns, lambda index, mask: body(index, mask, *lines))
 
-    def class_of(self, operand: int, first: str, column: str) -> Callable[[str], str]:
-        """The address of a class's element in a column."""
-        return lambda label: self.loops.row(operand, first, label).address(column)
+    def class_of(self, operand: int, first: str, label: str) -> Line:
+        """The elements of a class."""
+        return self.loops.row(operand, first, label, self.types[operand])
 
     def forward(self) -> None:
         code = self.code
@@ -253,7 +259,10 @@ class _Columns(_Kernel):
             with code.loop(*columns) as column:
                 m, logarithm = (line.load(column, lanes=1) for line in (largest, total))
                 shifted_sum = rest.load(column, lanes=1) if self.spread else None
-                logit = self.class_of(0, x, column)
+
+                def logit(label: str, column: str = column) -> SimdValue:
+                    return self.class_of(0, x, label).load(column, lanes=1)
+
                 losses.store(column, self.loss(labels.address(column), logit, m, logarithm, shifted_sum))
                 kept[0].store(column, m)
                 kept[1].store(column, logarithm)
@@ -263,7 +272,14 @@ class _Columns(_Kernel):
         with self.loops.each_unit() as columns:
             # Gradients of a mean are one repeated number: on the stack they are vectors like any other.
             given = [self.along(operand, self.at(operand)) for operand in (2, 3, 4, 5)]
-            kept = [self.loops.buffer(columns, slot) for slot in self.slots]
+            *kept, own = (self.loops.buffer(columns, slot) for slot in self.slots)
+            labels, x, dx = self.along(1, self.at(1)), self.at(0), self.at(6)
+
+            def each_label(body: Callable[[str, str], None]) -> None:
+                with code.loop(*columns) as column:
+                    label = self.checked.read(labels.address(column), "0")
+                    with code.when(self.checked.is_valid(label)):
+                        body(column, label)
 
             def copy(index: str, mask: str | None) -> None:
                 for source, target in zip(given, kept, strict=True):
@@ -273,18 +289,31 @@ class _Columns(_Kernel):
                 known = [line.load(index, mask) for line in kept]
                 dx.store(index, self.element(x.load(index, mask), *known), mask)
 
+            def differentiate_own(index: str, mask: str | None) -> None:
+                known = [line.load(index, mask) for line in kept]
+                found = self.own_class(self.element(own.load(index, mask), *known), known[2])
+                own.store(index, found, mask)
+
+            # From the logit, which dx may overwrite: what dx is stored as may be rounded.
+            fill(code, own, columns, splat_constant(code, 0.0))
+            each_label(lambda column, label: own.store(column, self.class_of(0, x, label).load(column, lanes=1)))
             vector_loop(code, *columns, copy)
+            vector_loop(code, *columns, differentiate_own)
             self.each_class(columns, [0, 6], differentiate)
-            labels, dx = self.along(1, self.at(1)), self.at(6)
-            with code.loop(*columns) as column:
-                place = self.class_of(6, dx, column)
-                self.correct(labels.address(column), place, kept[2].load(column, lanes=1))
+            each_label(lambda column, label: self.class_of(6, dx, label).store(column, own.load(column, lanes=1)))
 
 
 def supports_cross_entropy(step: Step) -> bool:
-    """float32, not empty, and labels of a type that kernels read?"""
+    """float32 or bfloat16, not empty, and labels of a type that kernels read?"""
     x, labels = step.inputs[0], step.inputs[1 if step.op.name == "softmax_cross_entropy" else 3]
-    return x.dtype == FLOAT32 and bool(x.size) and is_index(labels.dtype)
+    return computed_type(x.dtype) == FLOAT32 and bool(x.size) and is_index(labels.dtype)
+
+
+def reads_bfloat16(step: Step) -> bool:
+    """Are only logits bfloat16, or their gradient?"""
+    is_gradient = step.op.name == "softmax_cross_entropy_gradient"
+    others = [*step.inputs[1:], *(() if is_gradient else step.results)]
+    return supports_cross_entropy(step) and not any(is_bfloat16(value.dtype) for value in others)
 
 
 KERNELS: dict[str, Maker] = {
@@ -292,3 +321,4 @@ KERNELS: dict[str, Maker] = {
     "softmax_cross_entropy_gradient": cross_entropy_entries,
 }
 SUPPORTS = dict.fromkeys(KERNELS, supports_cross_entropy)
+BFLOAT16 = dict.fromkeys(KERNELS, reads_bfloat16)
