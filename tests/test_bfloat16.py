@@ -42,7 +42,14 @@ def recurrent(graph: mlc.Graph) -> mlc.Tensor:
     return graph.dense(graph.dense(x, 32, activation="tanh"), CLASSES)
 
 
-NETWORKS = [convolutional, attending, recurrent]
+def maximal(graph: mlc.Graph) -> mlc.Tensor:
+    """The gradient of a maximum looks for the elements that equal it, among numbers that are computed again."""
+    x = graph.convolution(graph.input((32, 3, 8, 8), "x"), 8)
+    x = graph.activation(graph.normalize(x, "batch"), "silu")
+    return graph.dense(x.max((2, 3)), CLASSES)
+
+
+NETWORKS = [convolutional, attending, recurrent, maximal]
 Network = Callable[[mlc.Graph], mlc.Tensor]
 
 

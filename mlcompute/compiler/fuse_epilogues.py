@@ -10,9 +10,9 @@ follows with them; activations after a matmul are the matter of `fuse_activation
 from __future__ import annotations
 
 from mlcompute.compiler.context import Context
+from mlcompute.compiler.conversion import conversion
 from mlcompute.compiler.fuse_elementwise import FusedElementwise
 from mlcompute.compiler.index import Index
-from mlcompute.compiler.lower_precision import conversion
 from mlcompute.ops.bfloat16 import bfloat16, is_bfloat16
 from mlcompute.ops.op import FLOAT32, Step, Value
 

@@ -4,6 +4,9 @@
     y = gelu(h + b)   read as bfloat16, computed in float32, rounded once where it is stored
     dw = xᵀ dh        bfloat16 factors, a float32 result: weights, their gradients and the optimizer keep their digits
 
+What a kernel computes and nobody stores is not rounded: normalised values between a normalisation and the elementwise
+steps after it, and elementwise results that the gradient pass computes again (`rematerialize`).
+
 Values keep their names in float32. Those that are stored in bfloat16 get a twin; `convert` steps stand where one is
 needed in the other type, next to the elementwise steps they will be fused with. Within a group of elementwise steps
 that become one kernel nothing is rounded.
@@ -16,9 +19,12 @@ from typing import Any
 import numpy as np
 
 from mlcompute.compiler.context import Context
+from mlcompute.compiler.conversion import conversion
+from mlcompute.compiler.fuse_normalization import NORMALIZATIONS
+from mlcompute.compiler.rematerialize import recomputed_by_elementwise
 from mlcompute.compiler.simplify import drop_unused
 from mlcompute.ops.bfloat16 import bfloat16, is_bfloat16
-from mlcompute.ops.op import FLOAT32, TABLE, ArrayType, Step, Value, overwritten_by
+from mlcompute.ops.op import FLOAT32, ArrayType, Step, Value, overwritten_by
 
 #: Products: they read bfloat16 whatever they are given, unless the device mixes types. Op -> which inputs.
 _PRODUCTS = {
@@ -61,7 +67,7 @@ _Uses = dict[Value, list[tuple[Step, Value]]]
 def lower_precision(steps: list[Step], context: Context) -> list[Step]:
     """The same steps with activations in bfloat16. What is rounded does not depend on the style of execution."""
     groups = _elementwise_groups(steps)
-    run = _Rewriting(context, groups, _stored_narrow(steps, context, groups))
+    run = _Rewriting(context, groups, *_stored_narrow(steps, context, groups), _pooled(steps))
     for step in steps:
         run.add(step)
     return drop_unused(run.steps, context.kept)
@@ -70,14 +76,18 @@ def lower_precision(steps: list[Step], context: Context) -> list[Step]:
 # Which values -------------------------------------------------------------------------------------------------------
 
 
-def _stored_narrow(steps: list[Step], context: Context, groups: dict[Step, int]) -> set[Value]:
-    """Values that will lie in memory as bfloat16."""
+def _stored_narrow(steps: list[Step], context: Context, groups: dict[Step, int]) -> tuple[set[Value], set[int]]:
+    """Values that will lie in memory as bfloat16; groups of elementwise steps that the gradient pass computes again."""
     uses = _uses(steps)
     exact = _exact(steps, context, uses)
     losses = _loss_layers(steps, context)
     narrow: set[Value] = set()
     activations: set[Value] = set()  # and their gradients: worth half the memory
+    repeated: set[int] = set()
     smallest = context.engine.smallest_bfloat16
+    recomputed = recomputed_by_elementwise(steps, context)
+    pooled = _pooled(steps)
+    fuses_normalization = context.fuses_elementwise and context.engine.traits.fuses_normalization
 
     def worth(value: Value) -> bool:
         return value.size >= smallest
@@ -105,15 +115,19 @@ def _stored_narrow(steps: list[Step], context: Context, groups: dict[Step, int])
             leaves_group = any(groups.get(reader) != groups[step] for reader, _ in readers)
             is_repeated = any(reader in groups and reader.results[0].shape != seen.shape for reader, seen in readers)
             if leaves_group and not is_repeated and (result in activations or is_factor) and worth(result):
-                narrow.add(result)
                 activations.add(result)
+                if result in recomputed and _is_read_by_elementwise(result, uses):
+                    repeated.add(groups[step])
+                else:
+                    narrow.add(result)
         elif name in _PRODUCTS:
             activations.update(results)
             narrow.update(v for v in results if v.dtype == FLOAT32 and v not in exact and uses.get(v) and worth(v))
         elif places := _follower_places(step):
             if any(holds(step.inputs[place], activations) for place in places):
                 activations.add(result)
-            if result not in exact and any(step.inputs[place] in narrow for place in places):
+            stays_in_kernel = name in NORMALIZATIONS and fuses_normalization and _is_read_by_elementwise(result, uses)
+            if result not in exact and not stays_in_kernel and not narrow.isdisjoint(_followed(step, places, pooled)):
                 narrow.add(result)
         elif name not in _STATISTICS:
             activations.add(result)
@@ -121,7 +135,15 @@ def _stored_narrow(steps: list[Step], context: Context, groups: dict[Step, int])
             wanted = any(reader.op.name in _PRODUCTS or _follower_places(reader) for reader, _ in uses.get(result, ()))
             if wanted and result.dtype == FLOAT32 and result not in exact and worth(result):
                 narrow.add(result)
-    return narrow
+    return narrow, repeated
+
+
+def _is_read_by_elementwise(value: Value, uses: _Uses) -> bool:
+    """Do only elementwise steps read a value, each over as many elements?"""
+    return all(
+        reader.op.family == "elementwise" and reader.op.name not in _MOVES and reader.results[0].shape == seen.shape
+        for reader, seen in uses.get(value, ())
+    )
 
 
 def _uses(steps: list[Step]) -> _Uses:
@@ -200,16 +222,36 @@ def _follower_places(step: Step) -> tuple[int, ...]:
     return _FOLLOWERS.get(step.op.name, ())
 
 
+def _pooled(steps: list[Step]) -> dict[Value, Value]:
+    """Indices of maxima -> the values that were pooled."""
+    return {step.results[1]: step.inputs[0] for step in steps if step.op.name == "max_pool_with_indices"}
+
+
+def _followed(step: Step, places: tuple[int, ...], pooled: dict[Value, Value]) -> list[Value]:
+    """The activations whose type decides that of a step: these places, and what pooling has written as indices.
+
+    Programs that are run in phases read the pooled values themselves, and are to round alike.
+    """
+    return [*(step.inputs[place] for place in places), *(pooled[value] for value in step.inputs if value in pooled)]
+
+
 # Steps --------------------------------------------------------------------------------------------------------------
 
 
 class _Rewriting:
     """One walk over the steps, with the forms that values have so far."""
 
-    def __init__(self, context: Context, groups: dict[Step, int], narrow: set[Value]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        groups: dict[Step, int],
+        narrow: set[Value],
+        repeated: set[int],
+        pooled: dict[Value, Value],
+    ) -> None:
         self.trace, self.kept, self.engine = context.trace, context.kept, context.engine
         self.mixes = context.engine.traits.mixes_types
-        self.groups, self.narrow = groups, narrow
+        self.groups, self.narrow, self.repeated, self.pooled = groups, narrow, repeated, pooled
         self.steps: list[Step] = []
         self.twins: dict[Value, Value] = {}  # float32 value -> the same in bfloat16
         self.views: dict[Value, Step] = {}  # float32 value -> the step that shows it, when it is a view
@@ -224,6 +266,9 @@ class _Rewriting:
             return
         if step in self.groups and step.phase != "update":
             self._add_elementwise(step)
+            return
+        if step.op.name in NORMALIZATIONS and step.inputs[0] in self.narrow and step.results[0] not in self.narrow:
+            self._add_normalization(step)
             return
         places = () if step.phase == "update" else self._narrow_places(step)
         if step.op.name == "concatenate" and all(self._root(value).kind == "parameter" for value in step.inputs):
@@ -259,8 +304,14 @@ class _Rewriting:
         (result,) = step.results
         self.steps.append(Step(step.op, tuple(inputs), step.results, step.attributes, step.layer, step.phase))
         if result in self.narrow:
-            self.near[result] = result
+            if self.group not in self.repeated:  # else from the rounded number, which the gradient pass starts from
+                self.near[result] = result
             self.twins[result] = self._converted(result, bfloat16(), step)
+
+    def _add_normalization(self, step: Step) -> None:
+        """In float32, with a conversion before it that will be part of its kernel."""
+        source = self._converted(self._as_bfloat16(step.inputs[0], step), FLOAT32, step)
+        self._append(step, (source, *step.inputs[1:]), [value.dtype for value in step.results], step.attributes)
 
     def _narrow_places(self, step: Step) -> tuple[int, ...]:
         """Which inputs of a step are to be read in bfloat16."""
@@ -268,7 +319,7 @@ class _Rewriting:
         if name in _PRODUCTS and (name in _WITH_RESULT_TYPE or not self.mixes):
             return _PRODUCTS[name]
         places = _follower_places(step) or _READERS.get(name, ()) or _PRODUCTS.get(name, ())
-        return places if any(step.inputs[place] in self.narrow for place in places) else ()
+        return () if self.narrow.isdisjoint(_followed(step, places, self.pooled)) else places
 
     def _add_narrow(self, step: Step, places: tuple[int, ...]) -> bool:
         """The step on bfloat16, if the device supports that."""
@@ -369,14 +420,3 @@ class _Rewriting:
         result = self.trace.value(value.shape, to)
         self.steps.append(conversion(value, result, step))
         return result
-
-
-def conversion(source: Value, target: Value, step: Step) -> Step:
-    """The step that makes one value of another in its type, beside a step it is for.
-
-    What is only stored in bfloat16 need not keep subnormal numbers.
-    """
-    attributes: dict[str, Any] = {"to": target.dtype}
-    if is_bfloat16(target.dtype):
-        attributes["flush"] = True
-    return Step(TABLE["convert"], (source,), (target,), attributes, step.layer, step.phase)

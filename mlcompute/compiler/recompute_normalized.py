@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 
 from mlcompute.compiler.context import Context
+from mlcompute.compiler.conversion import conversion
 from mlcompute.compiler.fuse_normalization import CORES, NORMALIZATIONS
 from mlcompute.compiler.index import Index
-from mlcompute.compiler.lower_precision import conversion
 from mlcompute.ops.op import TABLE, Step, Trace, Value
 
 #: Elementwise ops between n and what is computed from it again.
 _MOST_OPS = 16
+#: What asks for the very numbers: the gradient of a maximum looks for elements that equal it.
+_EXACT = ("equal", "not_equal")
 
 
 def recompute_normalized(steps: list[Step], context: Context) -> list[Step]:
@@ -54,12 +56,12 @@ def recompute_normalized(steps: list[Step], context: Context) -> list[Step]:
     return rewritten
 
 
-def renormalized(step: Step, trace: Trace) -> list[Step]:
-    """Steps of the gradient pass that compute a normalised value again from its source, mean and variance.
+def renormalized(step: Step, x: Value, trace: Trace) -> list[Step]:
+    """Steps of the gradient pass that compute a normalised value again from its source x, mean and variance.
 
     They compute in the statistics' data type, as the normalisation does.
     """
-    (x,), (n, mean, variance) = step.inputs, step.results
+    n, mean, variance = step.results
     steps: list[Step] = []
 
     def add(name: str, *inputs: Value) -> Value:
@@ -103,12 +105,13 @@ class _Recomputation:
             for value in (n, *(each.results[0] for each in following))
             for reader in index.readers.get(value, ())
             if reader.phase == "gradient" and (reader.op.family == "elementwise" or reader.op.name in CORES)
+            if reader.op.name not in _EXACT
         }
         if not any(reader.phase == "gradient" for reader in index.readers.get(n, ())):
             return None
         run = cls([], sorted(readers, key=lambda reader: readers[reader]))
         wanted = {value for reader in readers for value in reader.inputs}
-        run.steps += renormalized(step, trace)
+        run.steps += renormalized(step, x, trace)
         run.copies[n] = run.steps[-1].results[0]
         for each in _needed(following, wanted):
             (value,) = each.results

@@ -45,6 +45,25 @@ def rematerialize(steps: list[Step], context: Context) -> list[Step]:
     return run.rewritten() if run.before else steps
 
 
+def recomputed_by_elementwise(steps: list[Step], context: Context) -> set[Value]:
+    """Forward values that nothing has to keep: elementwise ops compute them again from what the gradient pass reads.
+
+    It is the same for all styles of execution: neither what a style keeps counts, nor how max pooling, in which they
+    differ, reads its source.
+    """
+    candidates = [step for step in steps if step.phase == "forward" and _is_worth(step)]
+    if not candidates:
+        return set()
+    run = _Rematerialize([step for step in steps if not step.op.name.startswith("max_pool")], context)
+    run.keep, readable = frozenset(), context.readable
+    for step in candidates:
+        (value,) = step.results
+        place = run.first.get(value)
+        if place is not None and value not in readable and run.chain(step, place) is not None:
+            run.dropped.add(value)
+    return run.dropped
+
+
 def _is_worth(step: Step) -> bool:
     """Is it an elementwise step whose result is not small?"""
     if step.op.family != "elementwise" or not step.op.is_pure:
@@ -90,7 +109,7 @@ class _Rematerialize:
         if value in self.lasting and not (saves_memory and self.recomputes_factors):
             return
         if saves_memory:
-            chain = self._chain(step, place)
+            chain = self.chain(step, place)
         elif value.nbytes >= _LARGE and all(self._is_read(each, place) for each in step.inputs):
             chain = [step]
         else:
@@ -98,20 +117,23 @@ class _Rematerialize:
         if chain is None:
             return
         self.dropped.add(value)
-        made = self.before.setdefault(place, [])
+        made: list[Step] = []
         copies: dict[Value, Value] = {}
         for part in chain:
             result = part.results[0]
+            inputs = tuple(copies.get(v, v) for v in part.inputs)
             if part.op.name in NORMALIZATIONS:
-                made += renormalized(part, self.trace)
+                made += renormalized(part, inputs[0], self.trace)
                 copies[result] = made[-1].results[0]
                 continue
             copies[result] = self.trace.value(result.shape, result.dtype)
-            inputs = tuple(copies.get(v, v) for v in part.inputs)
             made.append(Step(part.op, inputs, (copies[result],), part.attributes, part.layer, "gradient"))
+        # What is the same for many elements first: the others are then neighbours, and become one kernel.
+        made.sort(key=lambda part: part.results[0].size >= value.size)
+        self.before.setdefault(place, []).extend(made)
         self.copies[value] = copies[value]
 
-    def _chain(self, step: Step, place: int) -> list[Step] | None:
+    def chain(self, step: Step, place: int) -> list[Step] | None:
         """The elementwise steps from what exists at a place of the gradient pass to a step's result, in order."""
         chain: list[Step] = []
         pending = [step]
@@ -132,11 +154,10 @@ class _Rematerialize:
         return sorted(chain, key=lambda part: self.positions[part])
 
     def _can_repeat(self, maker: Step, value: Value, place: int) -> bool:
-        """Is a value's maker elementwise, or a normalisation whose source and statistics are there?"""
+        """Is a value's maker elementwise, or a normalisation whose statistics are there?"""
         if maker.op.name in NORMALIZATIONS and self.exact_statistics:
-            x, (n, *statistics) = maker.inputs[0], maker.results
-            exists = all(self._exists(each, place) for each in (x, *statistics))
-            return value is n and exists
+            n, *statistics = maker.results
+            return value is n and all(self._exists(each, place) for each in statistics)
         return maker.op.family == "elementwise" and maker.op.is_pure
 
     def _is_read(self, value: Value, place: int) -> bool:

@@ -34,7 +34,7 @@ from tests.devices.native import only_native
 from tests.devices.test_cpu_guards import check_guard_bytes
 from tests.harness import assert_close, interpret
 from tests.nets import sgd
-from tests.test_bfloat16 import NETWORKS, ROUNDING, Network, Trained, assert_weights_agree
+from tests.test_bfloat16 import CLASSES, NETWORKS, ROUNDING, Network, Trained, assert_weights_agree, convolutional
 from tests.test_layers import CASES
 
 
@@ -104,6 +104,60 @@ def test_networks_train_as_on_the_reference(network: Network) -> None:
     for more in found[1:]:
         for one, other in zip(more.weights, found[0].weights, strict=True):
             assert one.tobytes() == other.tobytes(), "threads change the numbers"
+
+
+def test_small_gradients_behind_pooling_round_alike_in_passes() -> None:
+    """`execute` keeps indices of maxima, passes what was pooled, which is larger than its gradient."""
+    found = Cpu(2)
+    found.smallest_bfloat16 = 1 << 13
+    device = mlc.Device(engine=found, precision="bf16")
+    whole, split = (Trained(convolutional, device, split=split) for split in (False, True))
+    for one, other in zip(whole.weights, split.weights, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def kernels_of(network: Network) -> tuple[mlc.TrainingGraph, str]:
+    graph = mlc.Graph()
+    scores = network(graph)
+    loss = mlc.LossLayer.softmax_cross_entropy(mlc.ReductionType.MEAN, class_axis=-1)
+    training = mlc.TrainingGraph([graph], loss, sgd())
+    x = next(graph.source_tensors(layer)[0] for layer in graph.layers)
+    labels = mlc.Tensor(shape=scores.descriptor.shape[:-1], data_type=mlc.DataType.INT32)
+    training.add_inputs({"x": x}, {"t": labels})
+    training.compile(device=mlc.Device(engine=Cpu(1), precision="bf16"))
+    return training, str(next(text for name, text in training.programs.items() if name.startswith("fused")))
+
+
+def test_losses_over_many_classes_read_bfloat16() -> None:
+    """The scores of a vocabulary are the largest values of a language model."""
+    training, program = kernels_of(lambda graph: graph.dense(graph.input((256, 8), "x"), 1024))
+    assert "bfloat16 to float32, cross entropy" not in program
+    assert training.device_memory_size < 1.5 * 2 * 256 * 1024, "scores and their gradient share memory"
+
+
+def test_what_kernels_do_not_store_is_not_rounded() -> None:
+    """Normalised values, and what the gradient pass computes again: two conversions at the ends of a kernel."""
+
+    def normalizing(graph: mlc.Graph) -> mlc.Tensor:
+        x = graph.convolution(graph.input((8, 16, 16, 16), "x"), 16, biases=False)
+        x = graph.convolution(graph.activation(graph.normalize(x, "batch"), "silu"), 16, biases=False)
+        return graph.dense(graph.flatten(x), CLASSES)
+
+    def activating(graph: mlc.Graph) -> mlc.Tensor:
+        x = graph.input((64, 32), "x")
+        for _ in range(2):
+            x = graph.dense(x, 512, activation="gelu")
+        return graph.dense(x, CLASSES)
+
+    def ops_of(network: Network, *words: str) -> list[str]:
+        """The ops of the kernel whose line has these words."""
+        (line,) = [line for line in kernels_of(network)[1].splitlines() if all(word in line for word in words)]
+        return line.split(" = ")[1].split("(")[0].split(" + ")
+
+    forward = ops_of(normalizing, "batch_norm1", " forward ", "normalize columns")
+    assert forward == ["convert", "normalize", "multiply", "add", "sigmoid", "multiply", "convert"]
+    _, program = kernels_of(activating)
+    assert "float32[64,512]" not in program, "the sigmoid inside GELU is computed again from what was stored"
 
 
 def check_case(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

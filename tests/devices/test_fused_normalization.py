@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mlcompute as mlc
 from mlcompute import ops
 from mlcompute.compiler import Context, Request
 from mlcompute.compiler.fuse_elementwise import fused
@@ -19,12 +20,14 @@ from mlcompute.devices.cpu.device import Cpu
 from mlcompute.devices.cpu.kernels import normalization_columns
 from mlcompute.devices.cuda.codegen import lanes
 from mlcompute.devices.device import Engine
+from mlcompute.devices.reference import Reference
 from mlcompute.ops.bfloat16 import bfloat16
 from mlcompute.ops.op import FLOAT32, TABLE, Array, Trace, Value, emit_all
 from tests.devices.cuda_emulator import bench
 from tests.devices.cuda_emulator.bench import needs_engine
 from tests.devices.thread_after_thread import thread_after_thread
 from tests.harness import assert_close, interpret
+from tests.test_bfloat16 import Trained, maximal
 
 #: Batch norm of channels-last and channels-first images, layer norm (short, long, over two axes), group norm.
 SHAPES = [
@@ -348,3 +351,11 @@ def test_threads_own_no_rows_of_values_that_lie_in_another_order(last_first: boo
     with thread_after_thread(last_first=last_first):
         (found,), (expected,), _ = outcome(Cpu(5), forward, [normal(40, 30, 20)], fuses=False)
     assert_close(found, expected, 16)
+
+
+def test_a_maximum_of_normalized_values_is_found_again(engine: Engine) -> None:
+    """Its gradient compares with numbers of the forward pass: what is computed again may differ in the last bit."""
+    expected, found = (Trained(maximal, mlc.Device(engine=one)) for one in (Reference(), engine))
+    assert found.loss == pytest.approx(expected.loss, rel=1e-4)
+    for one, other in zip(found.weights, expected.weights, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
