@@ -439,11 +439,15 @@ def test_instructions_are_used() -> None:
 
 
 def test_instructions_can_be_hidden() -> None:
-    """ONEDNN_MAX_CPU_ISA hides them from oneDNN: products are then ours."""
-    ask = "from mlcompute.devices.cpu import onednn; print(onednn.bfloat16_gemm(), onednn.has_bfloat16_convolutions())"
+    """ONEDNN_MAX_CPU_ISA hides them from oneDNN, and from our kernels: no kernel compiled with them is taken."""
+    ask = """
+from mlcompute.devices.cpu import onednn
+from mlcompute.devices.cpu.runtime.machine import identity, rounds_to_bfloat16
+print(onednn.bfloat16_gemm(), onednn.has_bfloat16_convolutions(), rounds_to_bfloat16(), "integers" in identity())
+"""
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     ran = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == ["0", "False"]
+    assert ran.stdout.split() == ["0", "False", "False", "True"]
 
 
 def test_the_test_of_convolutions_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

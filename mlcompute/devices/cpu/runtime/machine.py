@@ -14,6 +14,8 @@ _TELLING = {
     "x86_64": ("vendor_id", "cpu family", "model", "stepping", "flags"),
     "aarch64": ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features"),
 }
+#: Values of ONEDNN_MAX_CPU_ISA that leave AVX512_BF16 out.
+_WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 
 
 @functools.cache
@@ -55,8 +57,9 @@ def vector_lanes() -> int:
 
 @functools.cache
 def rounds_to_bfloat16() -> bool:
-    """Has this machine AVX512_BF16? Linux and LLVM spell it differently."""
-    return not features().isdisjoint(("avx512_bf16", "avx512bf16"))
+    """Has this machine AVX512_BF16? Linux and LLVM spell it differently. oneDNN's variable hides it, see there."""
+    is_hidden = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in _WITHOUT_BFLOAT16
+    return not is_hidden and not features().isdisjoint(("avx512_bf16", "avx512bf16"))
 
 
 @functools.cache
@@ -71,7 +74,8 @@ def identity() -> str:
         import llvmlite.binding as llvm
 
         processor = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
-    return f"{llvmlite.__version__} {platform.system()} {platform.machine()} {processor}"
+    hidden = "" if rounds_to_bfloat16() else " bfloat16 by integers"
+    return f"{llvmlite.__version__} {platform.system()} {platform.machine()} {processor}{hidden}"
 
 
 def default_thread_count() -> int:
