@@ -46,6 +46,7 @@ from mlcompute.compiler.start_from_exchanged import start_from_exchanged
 from mlcompute.compiler.transpose_matmul import transpose_matmul
 from mlcompute.compiler.unmerge_aliased_updates import unmerge_aliased_updates
 from mlcompute.compiler.verify import debugs, verify_pass, verify_program
+from mlcompute.compiler.weight_gradients_first import weight_gradients_first
 from mlcompute.compiler.write_exchanged import write_exchanged
 from mlcompute.ops.op import Shape, Step
 from mlcompute.tensor import Tensor
@@ -143,6 +144,11 @@ def _is_one_call(context: Context) -> bool:
     return not context.program.runs_in_phases
 
 
+def _saves_memory(context: Context) -> bool:
+    # A device with much memory computes both gradients beside each other.
+    return _is_one_call(context) and _trains(context) and context.engine.traits.recomputes_factors
+
+
 def _updates_together(context: Context) -> bool:
     return _trains(context) and context.engine.traits.updates_last and not context.program.sums
 
@@ -183,6 +189,7 @@ PASSES = [
     Pass(sink_reshapes, when=_fuses_elementwise),
     Pass(fuse_elementwise, when=_fuses_elementwise),
     Pass(delay_statistics, when=_updates_together),
+    Pass(weight_gradients_first, when=_saves_memory),
     Pass(schedule_updates, when=_is_one_call),
     Pass(fuse_update_into_matmul, when=_fuses_updates),
     Pass(write_exchanged, when=_is_whole_slice),
