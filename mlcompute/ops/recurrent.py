@@ -9,7 +9,7 @@ import numpy as np
 
 from mlcompute.ops import times
 from mlcompute.ops.elementwise import select, sigmoid, tanh
-from mlcompute.ops.indexing import concatenate, take
+from mlcompute.ops.indexing import concatenate
 from mlcompute.ops.matmul_and_convolution import matmul
 from mlcompute.ops.op import TABLE, Array, ArrayType, Op, Typed, Value, emit_all, register
 from mlcompute.ops.reductions import sum_
@@ -204,9 +204,7 @@ def unrolled_lstm(
     (n, steps, inputs), hidden = x.shape, wh.shape[1]
     valid = None
     if lengths is not None:
-        # Looking each length up among 1..steps changes none, but any device refuses an index out of range.
-        legal = lengths.trace.constant(np.arange(1, steps + 1), lengths.dtype)
-        valid = times.described_valid(take(legal, lengths - 1, 0), steps)
+        valid = times.described_valid(times.checked(lengths, steps), steps)
         x = select(valid, x, 0.0)
     z = reshape(matmul(reshape(x, (n * steps, inputs)), transpose(wx)) + b, (n, steps, 4 * hidden))
     wh = transpose(wh)

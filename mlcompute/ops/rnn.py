@@ -10,7 +10,7 @@ import numpy as np
 
 from mlcompute.ops import times
 from mlcompute.ops.elementwise import relu, select, sigmoid, tanh
-from mlcompute.ops.indexing import concatenate, take
+from mlcompute.ops.indexing import concatenate
 from mlcompute.ops.matmul_and_convolution import matmul
 from mlcompute.ops.op import TABLE, Array, ArrayType, Op, Typed, Value, emit_all, register
 from mlcompute.ops.reductions import sum_
@@ -153,9 +153,7 @@ class Rnn(Op):
         (n, steps, inputs), hidden, rule = x.shape, wh.shape[1], CELLS[cell]
         valid = None
         if has_lengths:
-            # Looking each length up among 1..steps changes none, but any device refuses an index out of range.
-            legal = x.trace.constant(np.arange(1, steps + 1), lengths[0].dtype)
-            valid = times.described_valid(take(legal, lengths[0] - 1, 0), steps)
+            valid = times.described_valid(times.checked(lengths[0], steps), steps)
             x = select(valid, x, 0.0)
         sums = matmul(reshape(x, (n * steps, inputs)), transpose(wx))
         sums = reshape(sums, (n, steps, rule.input_gates * hidden))

@@ -6,7 +6,7 @@ import numpy as np
 
 from mlcompute.errors import DataError
 from mlcompute.ops.elementwise import select
-from mlcompute.ops.indexing import concatenate
+from mlcompute.ops.indexing import concatenate, take
 from mlcompute.ops.op import Array, Value
 from mlcompute.ops.views import reshape, slice_axis
 
@@ -26,6 +26,13 @@ def valid(who: str, lengths: Array | None, n: int, steps: int) -> Array:
             expected=f"every length from 1 to {steps}",
         )
     return np.arange(steps)[None, :, None] < lengths.reshape(n, 1, 1)
+
+
+def checked(lengths: Value, steps: int) -> Value:
+    """The same lengths, of which the device refuses those that are not from 1 to `steps`."""
+    # Looking each length up among 1..steps changes none, but any device refuses an index out of range.
+    legal = lengths.trace.constant(np.arange(1, steps + 1), lengths.dtype)
+    return take(legal, lengths - 1, 0)
 
 
 def described_valid(lengths: Value, steps: int) -> Value:
