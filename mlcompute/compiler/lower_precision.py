@@ -204,7 +204,7 @@ def _follower_places(step: Step) -> tuple[int, ...]:
 
 
 class _Rewriting:
-    """One walk over the steps, with the forms that values have so far."""
+    """One loop over the steps, with the forms that values have so far."""
 
     def __init__(self, context: Context, groups: dict[Step, int], narrow: set[Value]) -> None:
         self.trace, self.kept, self.engine = context.trace, context.kept, context.engine

@@ -106,7 +106,7 @@ class TCPLink(Link):
 
 
 def connect(variables: Mapping[str, str], timeout: float) -> TCPLink:
-    """Meet the other processes."""
+    """Connect to the other processes."""
     rank, size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
     if not 0 <= rank < size:
         raise ProcessError(

@@ -64,7 +64,7 @@ class Site:
 
     node: FlatNode
     slot: int
-    #: Were only values of its own between the tensor and this place; which operators.
+    #: The operators between the tensor and this place, the last nine of them.
     through: tuple[str, ...] = ()
 
 
@@ -107,7 +107,7 @@ class Uses:
                 waiting += fresh
 
     def sites(self, name: str, limit: int = 64) -> list[Site]:
-        """Where a stored value meets computed ones, after operators that only move it or join it with stored ones.
+        """Where a stored value is combined with computed ones, after operators that only move or combine stored values.
 
         limit   how many to look for: a file may have any number, and twice as many values are followed
         """

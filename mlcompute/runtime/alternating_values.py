@@ -27,7 +27,7 @@ class AlternatingValues:
 
     def __init__(self, compiled: CompiledGraph, buckets: Sequence[Bucket]) -> None:
         self._compiled, self._buckets = compiled, buckets
-        #: By bucket: tensors that keep values, and where these are in each bank.
+        #: By bucket: tensors with values of their own, and the arrays of these values in each bank.
         self._kept = [
             [
                 (entry.tensor, bucket.views[entry.tensor])
@@ -36,12 +36,12 @@ class AlternatingValues:
             ]
             for bucket in buckets
         ]
-        #: By bucket: storages whose values lie in its banks; and those whose values are copied from there. Found when
-        #: there had been so many rebindings; are some in a bank now that were not before?
+        #: By bucket: storages whose values lie in its banks, and storages whose values are copied from there. Valid for
+        #: `_found_at` rebindings. `_is_rebound`: have storages moved into a bank since the last step?
         self._found: list[list[tuple[Storage, list[Array]]]] = []
         self._elsewhere: list[tuple[Storage, Bucket, list[Array]]] = []
         self._found_at, self._is_rebound = -1, False
-        #: Executables of this step; and those of steps before: how many rebindings there had been when they were bound.
+        #: `Storage.rebindings` when the executables of this step, and those of earlier steps, were bound.
         self._used: dict[tuple[Program, int], int] = {}
         self._bound: dict[tuple[Program, int], int] = {}
 

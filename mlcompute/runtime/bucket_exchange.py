@@ -23,7 +23,7 @@ from mlcompute.ops.op import Array
 from mlcompute.runtime.background import Background
 from mlcompute.runtime.buckets import Bucket
 
-#: Of the timeout: how much longer than those before them processes wait that wait for others that wait.
+#: A process that waits for another waiting process waits longer than that one, by this share of the timeout.
 _PATIENCE = 1 / 60
 #: Sums over some slices, one array per bucket.
 Sums = list[Array]
@@ -50,7 +50,7 @@ class BucketExchange:
         self._rank, self._size = group.rank, group.size
         self.root: Node = (0, group.slices)
         self.nodes = [nodes_of(group.slices_of(rank), self.root) for rank in range(group.size)]
-        #: How many buckets were exchanged before the step had computed all.
+        #: How many buckets were exchanged while the step still computed others.
         self._started = 0
         self._background = Background()
         sizes = [self._bytes_of(rank) + mirrored[rank] for rank in range(group.size)]

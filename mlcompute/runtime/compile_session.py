@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mlcompute.device import Device
     from mlcompute.runtime.session import Session
 
-#: By the style of `execute`, that of the passes run one by one.
+#: The style of `execute` -> the style of the same passes when they run one by one.
 _IN_PASSES = {"fused": "split", "slice": "phases"}
 
 
@@ -159,7 +159,8 @@ def compile_session(session: Session, *, builds: bool = False) -> None:
         if builds:
             _prepare(session, compiled)
     except BaseException:  # Ctrl-C too
-        session.compiled = session.compiled if session.compiled is before else None  # then made again for the next run
+        # What this attempt has compiled is dropped: the next run compiles again.
+        session.compiled = session.compiled if session.compiled is before else None
         if learning is not None:
             learning.loss_nodes, learning.placed_on = loss_before
         raise

@@ -31,7 +31,7 @@ class Declarations:
         self.labels: dict[str, Tensor] = {}
         self.label_weights: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
-        #: Inputs that go by their label because nobody has declared them.
+        #: Inputs that were not declared: their label is their name.
         self.undeclared: dict[str, Tensor] = {}
         self._names: dict[Tensor, str] = {}
 

@@ -61,17 +61,17 @@ class GroupTraining:
         self.slices = SlicePasses(self)
         self.pass_phases: set[str] = set()
         self.batch = 0
-        #: Steps that were finished here.
+        #: How many steps this process has finished.
         self.steps = 0
-        #: Has a slice of the current call been run? Then a failure concerns everybody.
+        #: Has a slice of the current call been run? From then on, a failure must reach all processes.
         self.has_begun = False
-        #: What the last call has started on devices and not waited for.
+        #: The completion of the last call, which was started on devices without waiting for its end.
         self.under_way: Completion | None = None
         self.statistics = [t for t in dict.fromkeys(self.program.writes) if t.descriptor.data_type.is_floating]
         self.losses = [t for t in dict.fromkeys(self.request.minimised) if t in self.program.values]
-        #: What own slices have left that waits for the update, where more may be added to each of them.
+        #: Gradients of own slices that wait for the update, by slice; separate passes may add to them.
         self._pending: dict[int, Sums] = {}
-        #: Sums of the own slices before `_coming`, as far up the tree as they can be added.
+        #: Sums of the own slices before `_coming`: the largest nodes of the tree that are complete.
         self._sums: dict[Node, Sums] = {}
         self._coming = 0
         self._spare: list[Sums] = []
@@ -96,12 +96,12 @@ class GroupTraining:
         self.shared = BucketExchange(group, self.buckets, banks=banks, mirrored=mirrored)
         first, last = group.slices_of(group.rank)
         self._own_slices, self._own_nodes = range(first, last), frozenset(self.shared.nodes[group.rank])
-        # The only slice leaves its gradients where the others look for them.
+        # A single own slice writes its gradients directly into the memory that other processes read.
         own = self.shared.memory.get(first)
         self._work = (
             own if own is not None and last - first == 1 else [np.zeros(one.length, one.dtype) for one in self.buckets]
         )
-        #: Tensor -> where a slice leaves its gradient, statistic or loss.
+        #: Tensor -> the array that a slice writes its gradient, statistic or loss to.
         self._left = {
             entry.tensor: _shown(array, entry)
             for bucket, array in zip(self.buckets, self._work, strict=True)
@@ -114,14 +114,14 @@ class GroupTraining:
         self.slices.forget()
         self._pending, self._sums, self._coming, self._spare = {}, {}, self._own_slices.start, []
         self.update = ShardUpdate(self.session, self.compiled, self.exchange, self.buckets, self.shared, layouts)
-        #: What is only added up, and not by the update: (number of the bucket, bucket, elements).
+        #: Elements that are summed, but not by the update: (number of the bucket, bucket, elements).
         self._summed = [
             (index, bucket, rest)
             for index, bucket in enumerate(self.buckets)
             if (rest := bucket.summed(group.rank)) is not None and not self.update.sums(bucket)
         ]
         self.alternating = AlternatingValues(self.compiled, self.buckets)
-        #: Whole steps without the host, where devices can do that.
+        #: Runs whole steps on the devices, without the host; None where they cannot.
         self.on_devices = None if elastic else device_step.made(self)
 
     @property

@@ -16,7 +16,7 @@ from mlcompute.runtime.storage import Storage
 from mlcompute.runtime.tensor_state import TensorState, state_of, storage_of
 from mlcompute.tensor import Tensor
 
-#: What all parameters have of an optimizer without state: such lists are never changed in place, only replaced.
+#: The state of every parameter with an optimizer without state. Such lists are replaced, never changed in place.
 _STATELESS = TensorState.optimizer_storages
 
 
@@ -44,7 +44,7 @@ class OptimizerState:
         self._clock = Clock(optimizer.first_step)
         self._groups: Mapping[Tensor, Members] = {}
         self._parameters: frozenset[Tensor] = frozenset()
-        #: Do states of some parameters start as what they follow?
+        #: Do some states start as copies of the parameters, as averages do?
         self._follows = False
         #: The combinations of groups that parameters belong to.
         self.combinations: tuple[Members, ...] = ()

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from mlcompute.runtime.job import Job
     from mlcompute.training import TrainingGraph
 
-#: So many runs may be under way before the device is asked how they went; one that has failed says so by itself.
+#: How many runs may be unchecked before the device is asked for their outcome; failures show without asking.
 _MOST_UNCHECKED = 8
 
 
@@ -78,14 +78,14 @@ class Session:
         self.compiled: CompiledGraph | None = None
         self.inputs = Inputs()
         self.unchecked: deque[Job] = deque()
-        #: Are the weights their averages for the moment? Then nothing is trained.
+        #: Are the weights replaced by their averages? Nothing can be trained meanwhile.
         self.has_averaged_weights = False
         self._checking = threading.Lock()
         self.last = LastRun()
         self.passes: Passes | None = None
         self.random = RandomPasses()
         self.size_limit = SIZE_LIMIT
-        #: Sums of gradients over several batches, where somebody asked for that.
+        #: Sums of gradients over several batches, for gradient accumulation.
         self.gradient_sums: dict[Tensor, Storage] = {}
         optimizer = definition.learning.optimizer if definition.learning is not None else None
         self.state = OptimizerState(optimizer) if optimizer is not None else None

@@ -21,7 +21,7 @@ from mlcompute.ops.op import Array
 if TYPE_CHECKING:
     from mlcompute.devices.device import Buffer, Engine
 
-#: Moments of writing, over all storages and devices: the later one has the newer values.
+#: Numbers the writes to all storages on all devices: of two copies, the one with the larger number is newer.
 _moments = itertools.count(1)
 #: What storages have on devices with memory of their own, and of the caller's there, before there is something.
 _NOWHERE: Mapping[Engine, tuple[Buffer, int]] = {}
@@ -39,9 +39,9 @@ class Clock:
     def __init__(self, *engines: Engine) -> None:
         self.engines = engines
         self.moment = 0
-        #: Another device uses what is overwritten: programs there must look for newer values.
+        #: Is something overwritten that programs on another device use? They must then look for newer values.
         self.is_watched = False
-        #: It will not move any more.
+        #: Is the clock stopped for ever? Its graph is gone.
         self.is_retired = False
 
     def retire(self) -> None:
@@ -63,7 +63,7 @@ class Storage:
     #: Rises whenever a storage is written by the host or gets other memory: as long as it stays, what was bound to a
     #: program is still the newest.
     changes: ClassVar[int] = 0
-    #: The same, without the storages that only take turns between two places (`alternate`).
+    #: The same, without counting storages that alternate between two arrays (`alternate`).
     rebindings: ClassVar[int] = 0
 
     def __init__(self, array: Array, *, is_callers: bool = False) -> None:
