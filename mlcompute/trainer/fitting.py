@@ -74,7 +74,7 @@ class Fitting:
         self._nan = NaNWarning(trainer, plan.callbacks)
         self._samples_here = 0
         self._seconds_before = 0.0
-        #: Checkpoints to save: path -> with the averaged weights that validation uses?
+        #: Checkpoints to save: path -> with the weights that validation uses?
         self._to_save: dict[str, bool] = {}
         #: Were the final weights chosen by a callback that judges them?
         self.has_final_weights = False
