@@ -134,7 +134,7 @@ class MessageExchange(Exchange):
 
     @contextlib.contextmanager
     def _failing(self, kind: Kind) -> Iterator[None]:
-        """Whatever goes wrong in a call is known from then on, here and to the others."""
+        """Keep an error in a call as the group's failure, and send it to the other processes."""
         try:
             yield
         except LostError as lost:
@@ -167,7 +167,7 @@ class MessageExchange(Exchange):
                 raise self._silence(kind, waiting, waited)
 
     def _check_other_machines(self, kind: Kind, waiting: Collection[int]) -> None:
-        """Is one gone, or has it failed, that this process does not wait for, but somebody may whom it waits for?"""
+        """Look for aborts of processes that this one does not wait for: one that it waits for may wait for them."""
         count = min(_LOOKS, self.size - 1)
         with self._turn:
             for step in range(self._looked, self._looked + count):
@@ -312,7 +312,7 @@ class MessageExchange(Exchange):
             self._send_abort(message)
 
     def leave(self) -> None:
-        """This process ends: whoever still waits for it is told."""
+        """Tell processes that may still wait for this one that it ends."""
         if self._failed is None and not self._is_closed:
             self._is_closed = True
             # MPI ends after the interpreter, which gives its memory back before: what others say until then is still

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class AlternatingValues:
-    """What the buckets of a group hold besides losses."""
+    """Parameters and statistics in the buckets of a group, whose two banks are written in turns."""
 
     def __init__(self, compiled: CompiledGraph, buckets: Sequence[Bucket]) -> None:
         self._compiled, self._buckets = compiled, buckets
@@ -60,14 +60,14 @@ class AlternatingValues:
         return found
 
     def executables(self, program: Program) -> list[Executable]:
-        """A program, by the bank it is to read."""
+        """The executables of a program, one for each bank it can read."""
         found = [self._compiled.executable(program)]
         if self._buckets and len(self._buckets[0].banks) > 1:
             found.append(self._compiled.twin(program))
         return found
 
     def switch(self) -> None:
-        """A step has left new values in the other bank."""
+        """After a step: its new values, in the other bank, are now the current ones."""
         if self._found_at != Storage.rebindings:
             self._find()
         for bucket, found in zip(self._buckets, self._found, strict=True):
@@ -87,7 +87,7 @@ class AlternatingValues:
             Storage.changes += 1
 
     def _find(self) -> None:
-        """Where the values lie since somebody has written them, or bound other memory."""
+        """Look up which storages lie in banks, after values were written or other memory was bound."""
         self._found_at, self._found, self._elsewhere = Storage.rebindings, [], []
         for bucket, kept in zip(self._buckets, self._kept, strict=True):
             found = []

@@ -188,7 +188,7 @@ def _adopt(session: Session, compiled: CompiledGraph) -> None:
 
 
 def _prepare(session: Session, compiled: CompiledGraph) -> None:
-    """Do what the first run of the whole graph would otherwise have to do."""
+    """Build and allocate everything that the first run of the whole graph needs."""
     if session.group is not None or session.definition.waits_for_labels:
         return
     program = compiled.get(session.main_style, session.main_batch(compiled.request))
@@ -235,7 +235,7 @@ def _look_for_other_devices(state: TensorState, compiled: CompiledGraph) -> None
 
 
 def _resident_tensors(session: Session, request: Request) -> list[Tensor]:
-    """Whatever the graph may hold or change, some of it several times."""
+    """All tensors whose values the graph may hold or change; some occur several times."""
     index = request.index
     tensors = [*session.definition.declared.outputs.values(), *index.produced]
     tensors += [] if request.total is None else [request.total]

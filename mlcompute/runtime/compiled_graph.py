@@ -221,7 +221,7 @@ class CompiledGraph:
         return found
 
     def twin(self, program: Program) -> Executable:
-        """The program once more, in the same memory, to be bound to other parameters."""
+        """A second executable of the program, in the same memory, to be bound to other parameters."""
         found = self._twins.get(program)
         if found is None:
             with self._lock:
@@ -229,7 +229,7 @@ class CompiledGraph:
         return found
 
     def count_memory_of(self, program: Program) -> None:
-        """The program will be run: the arena is to be large enough for it."""
+        """Make the next arena large enough for a program that will be run."""
         self.arena_size = max(self.arena_size, program.plan.nbytes)
 
     def _arena_for(self, program: Program) -> Buffer:
@@ -241,7 +241,7 @@ class CompiledGraph:
         return self._arena
 
     def move(self) -> None:
-        """A run begins, and what the ones before have left need not stay: all programs share the arena again."""
+        """Before a run: move executables from outgrown arenas to the current one. Earlier results are lost."""
         with self._lock:
             assert self._arena is not None
             for executable in self.outgrown:
@@ -249,7 +249,7 @@ class CompiledGraph:
             self.outgrown = []
 
     def executable_of_slice(self, program: Program, number: int) -> Executable:
-        """The program in memory of its own: what one slice's forward pass leaves waits there for its gradient pass."""
+        """The program in an arena of its own: values of a slice's forward pass stay there for its gradient pass."""
         found = self._copies.get((program, number))
         if found is None:
             with self._lock:
@@ -317,7 +317,7 @@ class CompiledGraph:
         return found
 
     def scalars_of(self, program: Program) -> Scalars:
-        """Where each update finds its numbers. Runs take turns, so all runs of a program can share the memory."""
+        """Learning rate and other scalars of a program. Its runs never overlap, so they all use the same memory."""
         found = self._scalars.get(program)
         if found is None:
             found = self._scalars[program] = Scalars(program.scalars)

@@ -181,7 +181,7 @@ class GroupTraining:
                 self.shared.start(index, self.batch, self.signal)
 
     def take_values(self, number: int, run: Run) -> None:
-        """What a slice's forward pass has left: its part of losses and statistics, and outputs."""
+        """Collect the results of a slice's forward pass: its part of losses and statistics, and outputs."""
         program = run.specification.program
         if self.results.are_of_passes:  # a whole step exchanges them with the gradients
             for tensor in (*self.losses, *self.statistics):
@@ -192,7 +192,7 @@ class GroupTraining:
             self.results.add_rows(number, program, run.executable.keep)
 
     def take_gradients(self, number: int, *, is_step: bool) -> None:
-        """Add what a slice has left to what waits for the update.
+        """Add a slice's gradients to those that wait for the update.
 
         is_step  nothing will be added to it before the exchange: it goes up the tree at once
         """
@@ -210,7 +210,7 @@ class GroupTraining:
                 np.add(mine, left, out=mine)
 
     def _aside(self, number: int) -> Sums:
-        """What a slice has left, where the next one does not overwrite it."""
+        """A copy of a slice's gradients, before the next slice overwrites them."""
         sums = self.shared.memory.get(number)
         if sums is None or sums is self._work:
             sums = self._spare.pop() if self._spare else [np.empty_like(array) for array in self._work]
@@ -219,7 +219,7 @@ class GroupTraining:
         return sums
 
     def _release(self, sums: Iterable[Sums]) -> None:
-        """Memory that may hold other sums."""
+        """Make the memory of sums available to others."""
         for arrays in sums:
             if arrays is not self._work and all(arrays is not one for one in self.shared.memory.values()):
                 self._spare.append(arrays)
@@ -264,7 +264,7 @@ class GroupTraining:
         self.steps += 1
 
     def _store(self, state: OptimizerState | None, *, is_whole_step: bool) -> None:
-        """New values of parameters and statistics, from where the exchange has left them, into memory of their own."""
+        """Copy new values of parameters and statistics from the buckets into memory of their own."""
         self.alternating.release()
         for bucket in self.buckets:
             for entry in bucket.entries:
@@ -294,13 +294,13 @@ class GroupTraining:
         return sums
 
     def _add_missing(self, last: int) -> None:
-        """The slices before `last` that are pending go up the tree; those without samples, as zeros."""
+        """Add the pending slices before `last` along the tree; those without samples, as zeros."""
         for number in range(self._coming, last):
             arrays = self._pending.pop(number, None)
             self._join(number, [np.zeros_like(work) for work in self._work] if arrays is None else arrays)
 
     def _join(self, number: int, arrays: Sums) -> None:
-        """Add what a slice has left to the sum beside it in the tree, that to the next one, and so on."""
+        """Add a slice's gradients to the sum beside them in the tree, that to the next one, and so on."""
         self._coming = number + 1
         node: Node = (number, number + 1)
         for left, parent in () if node in self._own_nodes else joins(number, self._own_nodes, self.shared.root):
@@ -314,7 +314,7 @@ class GroupTraining:
         self._sums[node] = arrays
 
     def _exchange_sums(self, sums: dict[Node, Sums], kind: Kind = Kind.STEP) -> None:
-        """Everybody's sums of the own shard are where the update finds them."""
+        """Exchange sums: the update finds those of the own shard from all processes."""
         self.signals = self.shared.exchange(sums, kind, self.batch, self.signal)
         self._release(sums.values())
 

@@ -62,7 +62,7 @@ class OptimizerState:
         return found
 
     def count_missed(self, parameters: Iterable[Tensor]) -> None:
-        """These are about to be trained: those that were not until now have missed updates."""
+        """Before training these parameters: those that were not trained until now have missed updates."""
         optimizer, memory = self.optimizer, self._memory
         if not optimizer.counts or not self._clock.updated:
             return  # there is nothing to count, or no update so far
@@ -150,7 +150,7 @@ class OptimizerState:
         clocks[:] = [one for one in clocks if one is not clock and (one.users or one.updated)] + [clock]
 
     def prepare(self, parameters: Iterable[Tensor]) -> None:
-        """Buffers for every parameter: the caller's, those from before, or new ones."""
+        """Provide buffers for every parameter: the caller's, existing ones, or new ones."""
         self._parameters = frozenset(parameters)
         members = {self._groups.get(tensor, ()) for tensor in self._parameters} if self._groups else {()}
         self._follows = bool(self._parameters) and any(self.optimizer.rule(some).followers for some in members)
@@ -233,7 +233,7 @@ class OptimizerState:
         return self._buffers[tensor]
 
     def replace(self, tensor: Tensor, buffers: list[Storage]) -> None:
-        """Other buffers that stand for the same values."""
+        """Use other buffers for the same values."""
         self._buffers[tensor] = state_of(tensor).optimizer_storages = buffers
 
     def nbytes(self, parameters: Iterable[Tensor]) -> int:

@@ -162,7 +162,7 @@ class Run:
         return Execution(job)
 
     def _detach(self, job: Job) -> InputData:
-        """The run will be queued: meanwhile the caller may reuse the memory of inputs, or change the learning rate."""
+        """Before queueing: copy inputs and settings that the caller may change before the run begins."""
         session, compiled, inputs, settings, random = job.data
         if not self.specification.copies:
             arrays = inputs.items()
@@ -172,7 +172,7 @@ class Run:
         return detached
 
     def carry_out(self, job: Job) -> ResultState | None:
-        """The run's turn has come. Its result, if it has one."""
+        """Carry out the run. Returns its result, if it has one."""
         specification = self.specification
         session, compiled, inputs, settings, random = job.data
         last: LastRun = session.last

@@ -168,7 +168,7 @@ class ShardUpdate:
                     executable.bind(value, storage.buffer(engine))
 
     def _parts(self, bucket: Bucket, piece: Piece) -> list[Storage]:
-        """What a piece's gradient is the sum of."""
+        """The arrays whose sum is a piece's gradient."""
         first = bucket.shard(self._exchange.rank)[0]
         arrays = self._shared.parts[self._buckets.index(bucket)] if self.adds else [bucket.reduced]
         inner = slice(piece.start - first, piece.stop - first)

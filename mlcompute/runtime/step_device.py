@@ -259,7 +259,7 @@ class StepDevice:
             executable.bound_at = Storage.changes
 
     def feed_update(self, numbers: Mapping[str, float], slot: int) -> None:
-        """What the next update is to know."""
+        """Write the scalars of the next update."""
         executable = self._update
         if executable is not None:
             scalars = executable.program.scalars.items()

@@ -49,7 +49,7 @@ class Clock:
         self.is_retired = True
 
     def tick(self) -> None:
-        """A run has overwritten them."""
+        """Note that a run has overwritten the values."""
         self.moment = next(_moments)
         if self.is_watched:
             Storage.has_changed()
@@ -107,7 +107,7 @@ class Storage:
         return self._is_callers
 
     def touched(self) -> None:
-        """Somebody has written into the host's memory directly."""
+        """Note that the host's memory was written directly."""
         self._host_moment = next(_moments)
 
     def host_memory(self) -> Array:
@@ -152,7 +152,7 @@ class Storage:
         Storage.has_changed()
 
     def alternate(self, array: Array) -> None:
-        """Newer values in other memory that only runs write.
+        """Use newer values in other memory that only runs write.
 
         What the host writes from now on goes into memory of its own: the array is read-only.
         """
@@ -161,7 +161,7 @@ class Storage:
 
     @staticmethod
     def has_changed() -> None:
-        """Whatever was bound must be looked up again."""
+        """Note that bound memory must be looked up again."""
         Storage.changes += 1
         Storage.rebindings += 1
 

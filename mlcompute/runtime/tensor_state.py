@@ -94,7 +94,7 @@ class TensorState:
         return sorted(residents, key=lambda resident: -int(resident.last_run))
 
     def outdated(self) -> None:
-        """What graphs were compiled with no longer holds."""
+        """Something that graphs were compiled with has changed: they compile again before the next run."""
         for resident in self.residents:
             resident.outdated()
 
