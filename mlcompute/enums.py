@@ -11,7 +11,7 @@ from mlcompute.foreign_names import respelled
 
 
 class _Spelled(enum.EnumMeta):
-    """Enumerations that say how a value is spelled here: PaddingPolicy.same is SAME."""
+    """Enumerations whose AttributeError says the right name: SAME for PaddingPolicy.same."""
 
     if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 

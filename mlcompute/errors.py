@@ -90,7 +90,7 @@ class ProcessError(Error, RuntimeError):
     ) -> None:
         super().__init__(message, fix=fix, **facts)
         self.ranks, self.is_lost = ranks, is_lost
-        #: Do the other processes know? What came from one of them, they do.
+        #: Do the other processes know about it? True for an error that came from one of them.
         self.is_told = is_told
 
 

@@ -161,15 +161,10 @@ class Graph:
         layers = "1 layer" if len(self.layers) == 1 else f"{len(self.layers)} layers"
         return f"{type(self).__name__}({layers}, {weights:,} parameters{where})"
 
-    if not TYPE_CHECKING:
-        __setattr__ = refusing(
-            {
-                "requires_grad": "graph.freeze('*'), and graph.unfreeze('*')",
-                "trainable": "graph.freeze('*'), and graph.unfreeze('*')",
-            }
-        )
-
     if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+        __setattr__ = refusing(
+            dict.fromkeys(("requires_grad", "trainable"), "graph.freeze('*'), and graph.unfreeze('*')")
+        )
 
         def __getattr__(self, name: str) -> Any:
             advice = advice_for_attribute(name, GRAPH_ATTRIBUTES, type(self))

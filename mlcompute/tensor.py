@@ -205,15 +205,10 @@ class Tensor(Exchanged):
         """x != 1, x != array: a BOOLEAN tensor. x != y: are they two tensors?"""
         return operators.not_equal(self, other) if isinstance(other, _COMPARED) else NotImplemented
 
-    if not TYPE_CHECKING:
-        __setattr__ = refusing(
-            {
-                "requires_grad": "layer.updates = False, or graph.freeze('layer.weights')",
-                "trainable": "layer.updates = False, or graph.freeze('layer.weights')",
-            }
-        )
-
     if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+        __setattr__ = refusing(
+            dict.fromkeys(("requires_grad", "trainable"), "layer.updates = False, or graph.freeze('layer.weights')")
+        )
 
         def __getattr__(self, name: str) -> Any:
             advice = advice_for_attribute(name, TENSOR_ATTRIBUTES, type(self))

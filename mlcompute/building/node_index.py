@@ -1,4 +1,4 @@
-"""NodeIndex: what is asked about all nodes of a graph, found in one walk."""
+"""NodeIndex: nodes of a graph by kind, and other lookups over all nodes, collected in one loop."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-#: Fewer new objects than this are walked in less time than it takes to find out whether any are frozen.
+#: Fewer new objects than this are traversed in less time than it takes to find out whether any are frozen.
 _MANY = 10_000
 
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Without the cyclic collector: a large graph's steps are millions of live objects it would walk in vain."""
+    """Without the cyclic collector: it would traverse the millions of objects of a large graph's steps in vain."""
     pauses = gc.isenabled()
     gc.disable()
     try:

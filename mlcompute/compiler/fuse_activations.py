@@ -135,7 +135,7 @@ def fuse_activations(steps: list[Step], context: Context) -> list[Step]:
 
 
 class _Fusion:
-    """One walk over the steps.
+    """One loop over the steps.
 
     replaced   what steps become; None for those that are gone
     relus      result of a relu -> the matmul that it was fused into

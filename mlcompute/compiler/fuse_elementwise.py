@@ -64,7 +64,7 @@ def fused(steps: list[Step], keep: Iterable[Value]) -> list[Step]:
 
 
 class _Fusion:
-    """One walk over the steps, with the group that is being collected."""
+    """One loop over the steps, with the group that is being collected."""
 
     def __init__(self, keep: Iterable[Value]) -> None:
         self.fused: list[Step] = []

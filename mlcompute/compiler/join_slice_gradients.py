@@ -11,7 +11,7 @@ from mlcompute.ops.op import TABLE, Step, Value
 
 
 def join_slice_gradients(steps: list[Step], context: Context) -> list[Step]:
-    """Sums of `slice_gradient` that meet along one axis become `concatenate`, where nobody reads a part of the sum."""
+    """Sums of `slice_gradient` of adjacent parts of one axis become `concatenate`, if no partial sum is read."""
     index = context.index(steps)
     if "slice_gradient" not in index.op_names:
         return steps

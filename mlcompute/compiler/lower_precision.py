@@ -239,7 +239,7 @@ def _followed(step: Step, places: tuple[int, ...], pooled: dict[Value, Value]) -
 
 
 class _Rewriting:
-    """One walk over the steps, with the forms that values have so far."""
+    """One loop over the steps, with the forms that values have so far."""
 
     def __init__(
         self,

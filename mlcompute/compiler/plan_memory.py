@@ -116,7 +116,7 @@ def planned(
 
 
 class _Lifetimes:
-    """One walk from the last step to the first: a value is needed from its making to what reads it last.
+    """One loop from the last step to the first: a value is needed from its producer to its last reader.
 
     takes_over   results of elementwise ops may lie where an input lay that nobody needs any more
     owns_rows    of several such inputs, the one that was made last: whoever made its rows has them in its cache, while

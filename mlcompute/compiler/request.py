@@ -19,7 +19,7 @@ Tree = int | tuple["Tree", "Tree"]
 class Request:
     """What a training or inference graph asks the compiler for.
 
-    index           what was found in one walk over all nodes of the graph; empty where some of them were left out
+    index           what was found in one loop over all nodes of the graph; empty where some of them were left out
     inputs          tensors fed before each run -> samples they hold per sample of the batch; 0: not scaled
     constants       inputs whose data is known now
     labels          what losses compare with, as far as that is declared; they are fed with inputs, or computed

@@ -51,7 +51,7 @@ def drop_unused(steps: list[Step], keep: Iterable[Value]) -> list[Step]:
 
 
 class _Simplification:
-    """One walk over the steps of a trace, and what is known at each of them."""
+    """One loop over the steps of a trace, and what is known at each of them."""
 
     def __init__(self, steps: list[Step], trace: Trace, readable: frozenset[Value]) -> None:
         self.trace = trace

@@ -35,7 +35,7 @@ def sink_reshapes(steps: list[Step], context: Context) -> list[Step]:
 
 
 class _Sinking:
-    """One walk over the steps.
+    """One loop over the steps.
 
     views      values that show another one's memory
     stored     what is assigned to parameters and states: fused with the assign, it must be computed in their shape

@@ -93,7 +93,7 @@ def check_gradients(
 ) -> GradientReport:
     """Check a compiled training graph on some data, layer by layer; nothing in the graph changes.
 
-    Each layer's derivative, in float64 and at the values it meets in this very graph, is compared with central
+    Each layer's derivative, in float64 and at the values that occur in this graph, is compared with central
     differences in a few random directions. Then the compiled float32 gradients of all parameters are compared with
     float64.
     """

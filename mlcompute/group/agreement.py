@@ -11,7 +11,7 @@ _END = ("nothing", "it ends here")
 
 
 def packed(rows: Rows) -> bytes:
-    """As processes send it to each other."""
+    """The rows as bytes, for messages."""
     return json.dumps(rows).encode()
 
 

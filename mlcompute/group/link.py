@@ -14,7 +14,7 @@ SPINS = 50
 
 
 def _core_yielder() -> Callable[[], object]:
-    """What lets others have the core for a moment, and other threads the interpreter."""
+    """A function that yields the core to other processes, and the interpreter to other threads."""
     try:
         # From Python 3.11 on time.sleep(0) is a sleep of some 60 microseconds, on Linux.
         yielder: Callable[[], object] = ctypes.CDLL(None).sched_yield

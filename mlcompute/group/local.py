@@ -21,7 +21,7 @@ class Hub:
         # All of them are made before the threads start: two that asked for one at once could get two.
         self.boxes = {(source, to): deque[Array]() for source in range(size) for to in range(size)}
         self.dead: set[int] = set()
-        #: Those who want to go on without the dead, and the hub they agreed on.
+        #: Processes that want to continue without the dead ones, and the hub they agreed on.
         self.arrived: set[int] = set()
         self.next: Hub | None = None
         self.left: list[int] = []

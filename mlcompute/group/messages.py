@@ -22,7 +22,7 @@ from mlcompute.group.shared_memory import share
 #: Marks a message of this protocol; another number is another version of it.
 _MAGIC = 0x6D6C6331
 _HEADER_WORDS = 6
-#: How many processes that it does not wait for an idle one looks at, before it looks again for what it waits for.
+#: How many other processes are polled between two polls of those that are waited for.
 _LOOKS = 64
 #: Seconds an abort may take to be delivered.
 _GRACE = 1.0
@@ -38,22 +38,22 @@ class MessageExchange(Exchange):
         self._link = link
         self._failed: ProcessError | None = None
         self._is_closed = False
-        #: Did it go on without some of the processes that were there at first?
+        #: Does it run without some of the processes that were there at first?
         self.has_lost = False
         #: Another thread may send gradients when this one fails and says so: they take turns in using the link.
         self._turn = threading.RLock()
-        #: What transfers may still write that nobody waits for: those of a link between more processes than are left.
+        #: Memory that abandoned transfers may still write: those of a link that included processes that are gone.
         self._abandoned: list[object] = []
         self._adopt()
 
     def _adopt(self) -> None:
         self.rank, self.size = self._link.rank, self._link.size
         self._number = 0
-        #: Headers that are waited for.
+        #: Headers that this process waits for.
         self._expected: dict[int, Callable[[], bool]] = {}
         self._sends_early: bool | None = None
         self._machine: range | None = None
-        #: Where the next look at processes that nobody waits for begins.
+        #: The process at which the next poll of processes that are not waited for begins.
         self._looked = 0
         self._out = np.zeros((self.size, _HEADER_WORDS), np.int64)
         self._in = np.zeros((self.size, _HEADER_WORDS), np.int64)
@@ -134,7 +134,7 @@ class MessageExchange(Exchange):
 
     @contextlib.contextmanager
     def _failing(self, kind: Kind) -> Iterator[None]:
-        """Whatever goes wrong in a call is known from then on, here and to the others."""
+        """Keep an error in a call as the group's failure, and send it to the other processes."""
         try:
             yield
         except LostError as lost:
@@ -167,7 +167,7 @@ class MessageExchange(Exchange):
                 raise self._silence(kind, waiting, waited)
 
     def _check_other_machines(self, kind: Kind, waiting: Collection[int]) -> None:
-        """Is one gone, or has it failed, that this process does not wait for, but somebody may whom it waits for?"""
+        """Look for aborts of processes that this one does not wait for: one that it waits for may wait for them."""
         count = min(_LOOKS, self.size - 1)
         with self._turn:
             for step in range(self._looked, self._looked + count):
@@ -312,7 +312,7 @@ class MessageExchange(Exchange):
             self._send_abort(message)
 
     def leave(self) -> None:
-        """This process ends: whoever still waits for it is told."""
+        """Tell processes that may still wait for this one that it ends."""
         if self._failed is None and not self._is_closed:
             self._is_closed = True
             # MPI ends after the interpreter, which gives its memory back before: what others say until then is still

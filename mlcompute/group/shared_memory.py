@@ -47,7 +47,7 @@ def share(exchange: Exchange, nbytes: int) -> dict[int, Array]:
 
 
 def _are_machines(shared: Sequence[Sequence[int]]) -> bool:
-    """Do the ranks that each process shares memory with divide all of them into neighbours, as many everywhere?"""
+    """Does every machine have the same number of processes, with consecutive ranks?"""
     count = len(shared[0])
     firsts = (rank - rank % count for rank in range(len(shared)))
     return count > 1 and all(
@@ -78,7 +78,7 @@ def _made(nbytes: int) -> tuple[int, bytes, Array] | None:
 
 
 def _boot() -> str:
-    """What no other machine has: there a process of the same number is another one, whose files are none of ours."""
+    """Identifies this machine since it was started: a process id means another process on another machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

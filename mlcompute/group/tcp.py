@@ -106,7 +106,7 @@ class TCPLink(Link):
 
 
 def connect(variables: Mapping[str, str], timeout: float) -> TCPLink:
-    """Meet the other processes."""
+    """Connect to the other processes."""
     rank, size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
     if not 0 <= rank < size:
         raise ProcessError(
@@ -256,7 +256,7 @@ def _say(one: socket.socket, message: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _closed_on_error(one: socket.socket) -> Iterator[None]:
-    """What connects and says something else is not one of the group."""
+    """Close a connection whose other end does not speak the protocol: it is no process of the group."""
     try:
         yield
     except (OSError, ValueError, KeyError):

@@ -102,7 +102,7 @@ class _Allocated:
 
 
 _classes: dict[type, type[Proxy]] = {}
-#: Proxies in use by the identity of what they wrap, which they keep alive: an identity is never somebody else's.
+#: Proxies in use, by `id` of the object they wrap. They keep it alive, so no other object can have the same id.
 _known: weakref.WeakValueDictionary[int, Proxy] = weakref.WeakValueDictionary()
 
 

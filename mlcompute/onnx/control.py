@@ -185,22 +185,40 @@ def scan(
     steps = shape_of(scanned[0])[in_axes[0]]
     if not 0 < steps <= 4096:
         raise NotImportedError(f"scans over {steps} steps")
-    collected: list[list[Operand]] = [[] for _ in range(outs)]
-    for step in range(steps):
-        given = {info.name: operand for info, operand in zip(body.input, states, strict=False)}
-        for info, value, axis, back in zip(body.input[len(states) :], scanned, in_axes, in_back, strict=True):
-            given[info.name] = _at(importer, value, axis, steps - 1 - step if back else step, label)
-        answers = _subgraph(importer, body, names, place, given)
-        if any(isinstance(answer, Failed) for answer in answers):
-            return [Failed() for _ in node.output]
-        states = list(answers[: len(states)])
-        for target, answer in zip(collected, answers[len(states) :], strict=True):
-            target.append(answer)
-    results = list(states)
+
+    def slices(step: int) -> list[Operand]:
+        places = zip(scanned, in_axes, in_back, strict=True)
+        return [_at(importer, value, axis, steps - 1 - step if back else step, label) for value, axis, back in places]
+
+    found = _scanned(importer, body, names, place, states, steps, slices)
+    if found is None:
+        return [Failed() for _ in node.output]
+    results, collected = found
     for parts, axis, back in zip(collected, out_axes, out_back, strict=True):
         rank = len(shape_of(parts[0])) + 1
         results.append(_stacked(importer, parts[::-1] if back else parts, axis % rank, label))
     return results
+
+
+def _scanned(
+    importer: Importer, body: Any, names: Names, place: Place,
+    states: Sequence[Operand], steps: int, slices: Callable[[int], list[Operand]],
+) -> tuple[list[Operand], list[list[Operand]]] | None:  # fmt: skip
+    """The last states, and by output what every step has given; None where a step cannot be imported.
+
+    slices   what a step is given of the values that are scanned
+    """
+    now = list(states)
+    collected: list[list[Operand]] = [[] for _ in body.output[len(now) :]]
+    for step in range(steps):
+        inputs = zip(body.input, [*now, *slices(step)], strict=True)
+        answers = _subgraph(importer, body, names, place, {info.name: operand for info, operand in inputs})
+        if any(isinstance(answer, Failed) for answer in answers):
+            return None
+        now = list(answers[: len(now)])
+        for target, answer in zip(collected, answers[len(now) :], strict=True):
+            target.append(answer)
+    return now, collected
 
 
 def _scan_8(
@@ -213,28 +231,20 @@ def _scan_8(
     values = operands[1:]
     states, scanned = values[: len(values) - count], values[len(values) - count :]
     batch, steps = shape_of(scanned[0])[:2]
-    outs = len(body.output) - len(states)
-    final: list[list[Operand]] = [[] for _ in states]
-    collected: list[list[Operand]] = [[] for _ in range(outs)]
+    samples: list[list[Operand]] = []
     for sample in range(batch):
         now = [_at(importer, state, 0, sample, label) for state in states]
         rows = [_at(importer, value, 0, sample, label) for value in scanned]
-        steps_of: list[list[Operand]] = [[] for _ in range(outs)]
-        for step in range(steps):
-            given = {info.name: operand for info, operand in zip(body.input, now, strict=False)}
-            for info, value in zip(body.input[len(now) :], rows, strict=True):
-                given[info.name] = _at(importer, value, 0, step, label)
-            answers = _subgraph(importer, body, names, place, given)
-            if any(isinstance(answer, Failed) for answer in answers):
-                return [Failed() for _ in node.output]
-            now = list(answers[: len(now)])
-            for target, answer in zip(steps_of, answers[len(now) :], strict=True):
-                target.append(answer)
-        for target, answer in zip(final, now, strict=True):
-            target.append(answer)
-        for target, parts in zip(collected, steps_of, strict=True):
-            target.append(_stacked(importer, parts, 0, label))
-    return [_stacked(importer, parts, 0, label) for parts in (*final, *collected)]
+
+        def slices(step: int, rows: list[Operand] = rows) -> list[Operand]:
+            return [_at(importer, value, 0, step, label) for value in rows]
+
+        found = _scanned(importer, body, names, place, now, steps, slices)
+        if found is None:
+            return [Failed() for _ in node.output]
+        samples.append([*found[0], *(_stacked(importer, parts, 0, label) for parts in found[1])])
+    outputs = [[results[k] for results in samples] for k in range(len(body.output))]
+    return [_stacked(importer, parts, 0, label) for parts in outputs]
 
 
 # Sequences ------------------------------------------------------------------------------------------------------------

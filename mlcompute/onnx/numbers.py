@@ -42,7 +42,7 @@ def is_whole(array: Array) -> bool:
 
 
 def is_mask(array: Array, low: float, high: float) -> bool:
-    """Two numbers, one of them so large that only what is masked can survive it."""
+    """Two numbers, one of them so large that it can only be a mask's."""
     if max(-low, high) < 1e4 or low == high or array.ndim < 2:
         return False
     sample = _sample(array)

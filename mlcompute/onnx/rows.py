@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,12 +18,8 @@ from mlcompute.onnx.budget import affordable
 from mlcompute.ops.indexing import INT64
 from mlcompute.ops.op import Array, Shape, Trace, Value
 
-if TYPE_CHECKING:
-    from mlcompute.layers.layer import Layer
-
 Answer = Value | Array | None
 Function = Callable[["Call"], "Answer | Sequence[Answer]"]
-LayerRule = Callable[["Call"], "Layer | None"]
 
 
 def through_double(x: Value, function: Callable[[Value], Value]) -> Value:
@@ -156,7 +152,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Row:
-    """An operator: its function, the layer that expresses it where there is one, and what is known about gradients.
+    """An operator: its function, and what is known about gradients.
 
     trains   do gradients flow from its results to its operands?
     frozen   operands that are never trained although they are floating: limits, statistics, scales
@@ -169,7 +165,6 @@ class Row:
     name: str
     domain: str
     function: Function
-    layer: LayerRule | None = None
     trains: bool = True
     frozen: frozenset[int] = frozenset()
     needs: frozenset[int] = frozenset()
@@ -187,7 +182,6 @@ BY_DESIGN: dict[tuple[str, str], str] = {}
 def operator(
     *names: str,
     domain: str = "",
-    layer: LayerRule | None = None,
     trains: bool = True,
     frozen: Sequence[int] = (),
     needs: Sequence[int] = (),
@@ -201,9 +195,8 @@ def operator(
         for name in names:
             assert (domain, name) not in ROWS, f"operator {name} is defined twice"
             ROWS[domain, name] = Row(
-                name, domain, function, layer, trains, frozenset(frozen), frozenset(needs), frozenset(weights), note,
-                caution,
-            )  # fmt: skip
+                name, domain, function, trains, frozenset(frozen), frozenset(needs), frozenset(weights), note, caution
+            )
         return function
 
     return add

@@ -6,8 +6,9 @@ is written: a model is a message of fields, each with its length before it, so o
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -73,21 +74,21 @@ class Model:
 
     def message(self) -> ModelProto:
         """All of it as one message."""
+        return self._whole(_fill)
+
+    def _whole(self, fill: Callable[[TensorProto, str, Array], object]) -> ModelProto:
+        """The message with all weights and constants, whose tensors `fill` completes in place."""
         import onnx
 
         whole = onnx.ModelProto()
         whole.CopyFrom(self.proto)
         for name, array in self.weights.items():
-            whole.graph.initializer.append(_described(name, array))
-            _filled(whole.graph.initializer[-1], array)
-        nodes = list(whole.graph.node) if self.constants else []
-        if self.constants:
-            del whole.graph.node[:]
+            fill(whole.graph.initializer.add(), name, array)
+        nodes = list(whole.graph.node)
+        del whole.graph.node[:]
         for name, array in self.constants.items():
-            node = whole.graph.node.add()
-            node.MergeFrom(_constant_node(name))
-            node.attribute[0].t.CopyFrom(_described(name, array))
-            _filled(node.attribute[0].t, array)
+            whole.graph.node.append(_constant_node(name))
+            fill(whole.graph.node[-1].attribute[0].t, name, array)
         whole.graph.node.extend(nodes)
         return whole
 
@@ -140,21 +141,8 @@ class Model:
 
     def _beside(self, path: Path) -> bytes:
         """Write the numbers to a file of their own; the message that refers to them."""
-        import onnx
-
-        whole = onnx.ModelProto()
-        whole.CopyFrom(self.proto)
-        nodes = list(whole.graph.node)
-        del whole.graph.node[:]
         with path.open("wb") as file:
-            for name, array in self.weights.items():
-                whole.graph.initializer.append(_placed(file, path.name, name, array))
-            for name, array in self.constants.items():
-                node = _constant_node(name)
-                node.attribute[0].t.CopyFrom(_placed(file, path.name, name, array))
-                whole.graph.node.append(node)
-        whole.graph.node.extend(nodes)
-        data: bytes = whole.SerializeToString()
+            data: bytes = self._whole(functools.partial(_place, file, path.name)).SerializeToString()
         return data
 
 
@@ -175,12 +163,16 @@ def _described(name: str, array: Array) -> TensorProto:
 
 def tensor_message(array: Array, name: str) -> TensorProto:
     """Numbers as ONNX stores them, all in one message."""
-    return _filled(_described(name, array), array)
+    from onnx import TensorProto
 
-
-def _filled(tensor: TensorProto, array: Array) -> TensorProto:
-    tensor.raw_data = _bytes(array).tobytes()
+    tensor = TensorProto()
+    _fill(tensor, name, array)
     return tensor
+
+
+def _fill(tensor: TensorProto, name: str, array: Array) -> None:
+    tensor.MergeFrom(_described(name, array))
+    tensor.raw_data = _bytes(array).tobytes()
 
 
 def _bytes(array: Array) -> memoryview:
@@ -202,15 +194,14 @@ def _size(pieces: Any) -> int:
     return sum(map(len, pieces))
 
 
-def _placed(file: BinaryIO, location: str, name: str, array: Array) -> Any:
-    """Append numbers to a file; the tensor that says where they are."""
+def _place(file: BinaryIO, location: str, tensor: TensorProto, name: str, array: Array) -> None:
+    """Append numbers to a file; the tensor says where they are."""
     from onnx import TensorProto
 
     # Readers map the file: numbers begin where pages do.
     offset = file.seek(-(-file.tell() // 4096) * 4096)
     file.write(_bytes(array))
-    tensor = _described(name, array)
+    tensor.MergeFrom(_described(name, array))
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", offset), ("length", array.nbytes)):
         tensor.external_data.add(key=key, value=str(value))
-    return tensor

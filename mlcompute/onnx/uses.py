@@ -64,7 +64,7 @@ class Site:
 
     node: FlatNode
     slot: int
-    #: Were only values of its own between the tensor and this place; which operators.
+    #: The operators between the tensor and this place, the last nine of them.
     through: tuple[str, ...] = ()
 
 
@@ -86,8 +86,7 @@ class Uses:
         functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions}
         stored = {tensor.name for tensor in model.graph.initializer}
         found.inputs = {info.name for info in model.graph.input} - stored
-        walker = _Walker(found, functions, limit)
-        walker.graph(model.graph, {}, 0)
+        _Walker(found, functions, limit).walk(model.graph.node, {}, 0, "")
         for node in found.nodes:
             for slot, name in enumerate(node.inputs):
                 if name:
@@ -108,7 +107,7 @@ class Uses:
                 waiting += fresh
 
     def sites(self, name: str, limit: int = 64) -> list[Site]:
-        """Where a stored value meets computed ones, after operators that only move it or join it with stored ones.
+        """Where a stored value is combined with computed ones, after operators that only move or combine stored values.
 
         limit   how many to look for: a file may have any number, and twice as many values are followed
         """
@@ -169,9 +168,6 @@ class _Walker:
     def __init__(self, uses: Uses, functions: Mapping[Any, Any], limit: int) -> None:
         self.uses, self.functions, self.left = uses, functions, limit
         self.calls = 0
-
-    def graph(self, graph: GraphProto, scope: dict[str, str], depth: int) -> None:
-        self.walk(graph.node, scope, depth, "")
 
     def walk(self, nodes: Sequence[NodeProto], scope: dict[str, str], depth: int, prefix: str) -> None:
         """scope: names of the outermost graph by those in use here; what is missing is called by prefix and name."""

@@ -230,7 +230,7 @@ def _at(site: Site, name: str, numbers: _Numbers, uses: Uses) -> Judgement:
 
 
 def _broadcast(site: Site, name: str, numbers: _Numbers, uses: Uses, called_weight: bool) -> Judgement:
-    """A tensor that meets data element by element: a bias, a scale, a table of positions, or a constant."""
+    """A tensor combined with data element by element: a bias, a scale, a table of positions, or a constant."""
     node, array = site.node, numbers.array
     what = {"Add": "added to data", "Sum": "added to data", "Mul": "multiplied with data"}.get(node.operator, "")
     what = what or f"operand of {node.operator} on data"

@@ -410,28 +410,10 @@ def _lstm(writer: Writer, step: Step) -> bool:
         return False
     x, wx, wh, b, h0, c0 = _in(writer, step)[:6]
     hidden = step.inputs[2].shape[1]
-
-    def reordered(name: str) -> str:
-        parts = []
-        for start, end in ((0, 1), (3, 4), (1, 2), (2, 3)):
-            bounds = [_ints(writer, [number]) for number in (start * hidden, end * hidden, 0)]
-            parts.append(writer.value("Slice", name, *bounds))
-        return writer.value("Unsqueeze", writer.value("Concat", *parts, axis=0), _ints(writer, [0]))
-
-    bias = reordered(b)
-    zeros = writer.constant(np.zeros((1, 4 * hidden), step.inputs[0].dtype))
-    both = writer.value("Concat", bias, zeros, axis=1)
-    first = [writer.value("Unsqueeze", name, _ints(writer, [0])) for name in (h0, c0)]
-    rows = writer.value("Transpose", x, perm=[1, 0, 2])
-    outputs = [writer.unique("lstm") for _ in range(3)]
-    writer.node(
-        "LSTM", [rows, reordered(wx), reordered(wh), both, "", *first], outputs, hidden_size=hidden,
-        direction="reverse" if step.attributes["reverse"] else "forward",
-    )  # fmt: skip
-    y = writer.value("Squeeze", outputs[0], _ints(writer, [1]))
-    writer.node("Transpose", [y], [writer.name(step.results[0])], perm=[1, 0, 2])
-    for name, result in zip(outputs[1:], step.results[1:3], strict=True):
-        writer.node("Squeeze", [name, _ints(writer, [0])], [writer.name(result)])
+    zeros = writer.constant(np.zeros(4 * hidden, step.inputs[0].dtype))
+    w, r, biases = (_row_blocks(writer, name, hidden, 0, 3, 1, 2) for name in (wx, wh, b))
+    operands = [_in_front(writer, w), _in_front(writer, r), _in_front(writer, [*biases, zeros])]
+    _write_recurrent(writer, step, "LSTM", x, operands, [h0, c0])
     return True
 
 
@@ -441,33 +423,46 @@ def _rnn(writer: Writer, step: Step) -> bool:
     if step.attributes["has_lengths"]:
         return False
     x, wx, wh, b, h0 = _in(writer, step)
-    hidden, cell, axis = step.inputs[2].shape[1], step.attributes["cell"], _ints(writer, [0])
+    hidden, cell = step.inputs[2].shape[1], step.attributes["cell"]
     zeros = writer.constant(np.zeros(hidden, step.inputs[0].dtype))
-
-    def parts(name: str, *order: int) -> list[str]:
-        """Some of the parts of hidden rows, in that order."""
-        bounds = [[_ints(writer, [number * hidden]) for number in (k, k + 1)] for k in order]
-        return [writer.value("Slice", name, start, end, axis) for start, end in bounds]
-
-    def joined(pieces: list[str]) -> str:
-        return writer.value("Unsqueeze", writer.value("Concat", *pieces, axis=0), axis)
-
     if cell == "gru":  # of the input n, r, z; of the state r, z, n; biases n, r, z and that of the state's n
-        w, r, biases = joined(parts(wx, 2, 1, 0)), joined(parts(wh, 1, 0, 2)), parts(b, 2, 1, 0)
-        both = joined([*biases, zeros, zeros, *parts(b, 3)])
+        w, r, *biases = (
+            _row_blocks(writer, name, hidden, *order)
+            for name, order in ((wx, (2, 1, 0)), (wh, (1, 0, 2)), (b, (2, 1, 0)), (b, (3,)))
+        )
+        both = [*biases[0], zeros, zeros, *biases[1]]
+        operands = [_in_front(writer, names) for names in (w, r, both)]
+        _write_recurrent(writer, step, "GRU", x, operands, [h0], linear_before_reset=1)
     else:
-        w, r = (writer.value("Unsqueeze", name, axis) for name in (wx, wh))
-        both = joined([b, zeros])
-    more: dict[str, Any] = {"activations": [cell.capitalize()]}
-    if cell == "gru":
-        more = {"linear_before_reset": 1}
-    rows, first = writer.value("Transpose", x, perm=[1, 0, 2]), writer.value("Unsqueeze", h0, axis)
-    outputs = [writer.unique("rnn") for _ in range(2)]
+        operands = [_in_front(writer, names) for names in ([wx], [wh], [b, zeros])]
+        _write_recurrent(writer, step, "RNN", x, operands, [h0], activations=[cell.capitalize()])
+    return True
+
+
+def _row_blocks(writer: Writer, name: str, hidden: int, *order: int) -> list[str]:
+    """Some of the blocks of `hidden` rows of a matrix, in that order."""
+    bounds = [[_ints(writer, [number * hidden]) for number in (k, k + 1)] for k in order]
+    return [writer.value("Slice", name, start, end, _ints(writer, [0])) for start, end in bounds]
+
+
+def _in_front(writer: Writer, names: Sequence[str]) -> str:
+    """Arrays one below the other, with an axis of extent 1 in front of them."""
+    joined = writer.value("Concat", *names, axis=0) if len(names) > 1 else names[0]
+    return writer.value("Unsqueeze", joined, _ints(writer, [0]))
+
+
+def _write_recurrent(
+    writer: Writer, step: Step, kind: str, x: str, operands: Sequence[str], states: Sequence[str], **attributes: Any
+) -> None:
+    """The operator, between the transposes and axes that it wants.   operands: W, R and B"""
+    rows, axis = writer.value("Transpose", x, perm=[1, 0, 2]), _ints(writer, [0])
+    first = [writer.value("Unsqueeze", name, axis) for name in states]
+    outputs = [writer.unique(kind.lower()) for _ in range(1 + len(states))]
     writer.node(
-        "GRU" if cell == "gru" else "RNN", [rows, w, r, both, "", first], outputs, hidden_size=hidden,
-        direction="reverse" if step.attributes["reverse"] else "forward", **more,
+        kind, [rows, *operands, "", *first], outputs, hidden_size=step.inputs[2].shape[1],
+        direction="reverse" if step.attributes["reverse"] else "forward", **attributes,
     )  # fmt: skip
     y = writer.value("Squeeze", outputs[0], _ints(writer, [1]))
     writer.node("Transpose", [y], [writer.name(step.results[0])], perm=[1, 0, 2])
-    writer.node("Squeeze", [outputs[1], axis], [writer.name(step.results[1])])
-    return True
+    for name, result in zip(outputs[1:], step.results[1 : len(outputs)], strict=True):
+        writer.node("Squeeze", [name, axis], [writer.name(result)])

@@ -85,15 +85,9 @@ class SoftmaxCrossEntropy(Op):
 
     @staticmethod
     def derivative(
-        dy: tuple[Value | None, ...],
-        y: tuple[Value, ...],
-        x: Value,
-        labels: Value,
-        axis: int,
-        keep: float,
-        spread: float,
-        ignored: int | None,
-    ) -> tuple[Value | None, None]:
+        dy: tuple[Value | None, ...], y: tuple[Value, ...],
+        x: Value, labels: Value, axis: int, keep: float, spread: float, ignored: int | None,
+    ) -> tuple[Value | None, None]:  # fmt: skip
         (d_loss, _, d_logarithm), (_, largest, logarithm) = dy, y
         if d_loss is None:
             return None if d_logarithm is None else d_logarithm * exp(x - largest - logarithm), None
@@ -155,50 +149,28 @@ class SoftmaxCrossEntropyGradient(Op):
 
     @staticmethod
     def result(
-        x: Typed,
-        largest: Typed,
-        logarithm: Typed,
-        labels: Typed,
-        d_loss: Typed,
-        d_softmax: Typed,
-        axis: int,
-        keep: float,
-        spread: float,
-    ) -> ArrayType:
+        x: Typed, largest: Typed, logarithm: Typed, labels: Typed, d_loss: Typed, d_softmax: Typed,
+        axis: int, keep: float, spread: float,
+    ) -> ArrayType:  # fmt: skip
         others = {"largest": largest, "logarithm": logarithm, "d_loss": d_loss, "d_softmax": d_softmax}
         _expect_fitting("softmax_cross_entropy_gradient", x, labels, axis, others)
         return ArrayType(x.shape, x.dtype)
 
     @staticmethod
     def meaning(
-        x: Array,
-        largest: Array,
-        logarithm: Array,
-        labels: Array,
-        d_loss: Array,
-        d_softmax: Array,
-        axis: int,
-        keep: float,
-        spread: float,
-    ) -> Array:
+        x: Array, largest: Array, logarithm: Array, labels: Array, d_loss: Array, d_softmax: Array,
+        axis: int, keep: float, spread: float,
+    ) -> Array:  # fmt: skip
         numbers = np.arange(x.shape[axis]).reshape((-1,) + (1,) * (x.ndim - 1 - axis))
         share = np.where(labels == numbers, keep + spread, spread).astype(d_loss.dtype)
         return np.asarray(d_softmax * np.exp(x - largest - logarithm) - d_loss * share)
 
     @staticmethod
     def derivative(
-        dy: Value,
-        y: Value,
-        x: Value,
-        largest: Value,
-        logarithm: Value,
-        labels: Value,
-        d_loss: Value,
-        d_softmax: Value,
-        axis: int,
-        keep: float,
-        spread: float,
-    ) -> tuple[Value | None, ...]:
+        dy: Value, y: Value,
+        x: Value, largest: Value, logarithm: Value, labels: Value, d_loss: Value, d_softmax: Value,
+        axis: int, keep: float, spread: float,
+    ) -> tuple[Value | None, ...]:  # fmt: skip
         p = exp(x - largest - logarithm)
         back = dy * p
         shares = _shares(labels, x, axis, keep, spread)
@@ -207,16 +179,9 @@ class SoftmaxCrossEntropyGradient(Op):
 
     @staticmethod
     def expansion(
-        x: Value,
-        largest: Value,
-        logarithm: Value,
-        labels: Value,
-        d_loss: Value,
-        d_softmax: Value,
-        axis: int,
-        keep: float,
-        spread: float,
-    ) -> Value:
+        x: Value, largest: Value, logarithm: Value, labels: Value, d_loss: Value, d_softmax: Value,
+        axis: int, keep: float, spread: float,
+    ) -> Value:  # fmt: skip
         return d_softmax * exp(x - largest - logarithm) - d_loss * _shares(labels, x, axis, keep, spread)
 
 

@@ -21,6 +21,7 @@ from mlcompute.ops.reductions import (
     front_axis,
     reduced_shape,
     sum_,
+    with_statistics_gradients,
 )
 
 
@@ -94,13 +95,7 @@ class NormalizeGroups(Op):
 
     @staticmethod
     def derivative(
-        dy: tuple[Value | None, ...],
-        y: tuple[Value, ...],
-        x: Value,
-        axes: Axes,
-        axis: int,
-        size: int,
-        epsilon: float,
+        dy: tuple[Value | None, ...], y: tuple[Value, ...], x: Value, axes: Axes, axis: int, size: int, epsilon: float
     ) -> Value | None:
         normalized, m, v = y
         dn, dm, dv = dy
@@ -108,14 +103,9 @@ class NormalizeGroups(Op):
         if dn is not None:
             kept = {"axes": axes, "axis": axis, "size": size, "epsilon": epsilon}
             dx = emit_all("normalize_groups_gradient", dn, normalized, v, **kept)[0]
+        dm, dv = (None if each is None else _summed(each, axis, size) for each in (dm, dv))
         count = count_reduced("normalize_groups", x.shape, axes) * size
-        if dm is not None:
-            part = emit("broadcast", _summed(dm, axis, size) * (1.0 / count), shape=x.shape)
-            dx = part if dx is None else dx + part
-        if dv is not None:
-            part = (x - m) * (_summed(dv, axis, size) * (2.0 / count))
-            dx = part if dx is None else dx + part
-        return dx
+        return with_statistics_gradients(dx, x, m, dm, dv, count)
 
     @staticmethod
     def expansion(x: Value, axes: Axes, axis: int, size: int, epsilon: float) -> tuple[Value, Value, Value]:

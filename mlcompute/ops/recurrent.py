@@ -9,7 +9,7 @@ import numpy as np
 
 from mlcompute.ops import times
 from mlcompute.ops.elementwise import select, sigmoid, tanh
-from mlcompute.ops.indexing import concatenate, take
+from mlcompute.ops.indexing import concatenate
 from mlcompute.ops.matmul_and_convolution import matmul
 from mlcompute.ops.op import TABLE, Array, ArrayType, Op, Typed, Value, emit_all, register
 from mlcompute.ops.reductions import sum_
@@ -121,11 +121,7 @@ class LstmGradient(Op):
     ) -> tuple[Array, ...]:  # fmt: skip
         (n, steps, inputs), hidden = x.shape, wh.shape[1]
         valid = times.valid("LSTM", lengths[0] if has_lengths else None, n, steps)
-        c_before, h_before = times.before(cells, c0, reverse), times.before(y, h0, reverse)
-        if reverse and has_lengths:
-            # The step before a sequence's first one lies in the padding, where y is 0 and not the state.
-            inside = times.before(valid, np.zeros((n, 1), bool), reverse)
-            h_before = np.where(inside, h_before, h0[:, None])
+        c_before, h_before = times.before(cells, c0, reverse), times.before(y, h0, reverse, valid)
         dz = np.zeros((n, steps, 4 * hidden), x.dtype)
         for t in reversed(times.order(steps, reverse)):
             i, f, g, o = np.split(gates[:, t], 4, axis=1)
@@ -152,10 +148,8 @@ class LstmGradient(Op):
     ) -> tuple[Value, ...]:  # fmt: skip
         (n, steps, inputs), hidden = x.shape, wh.shape[1]
         valid = times.described_valid(lengths[0], steps) if has_lengths else None
-        c_before, h_before = times.described_before(cells, c0, reverse), times.described_before(y, h0, reverse)
-        if reverse and valid is not None:
-            inside = times.described_before(valid, full(valid, (n, 1), False), reverse)
-            h_before = select(inside, h_before, reshape(h0, (n, 1, hidden)))
+        c_before = times.described_before(cells, c0, reverse)
+        h_before = times.described_before(y, h0, reverse, valid)
         squashed = tanh(cells)
         dz: dict[int, Value] = {}
         for t in reversed(times.order(steps, reverse)):
@@ -204,9 +198,7 @@ def unrolled_lstm(
     (n, steps, inputs), hidden = x.shape, wh.shape[1]
     valid = None
     if lengths is not None:
-        # Looking each length up among 1..steps changes none, but any device refuses an index out of range.
-        legal = lengths.trace.constant(np.arange(1, steps + 1), lengths.dtype)
-        valid = times.described_valid(take(legal, lengths - 1, 0), steps)
+        valid = times.described_valid(times.checked(lengths, steps), steps)
         x = select(valid, x, 0.0)
     z = reshape(matmul(reshape(x, (n * steps, inputs)), transpose(wx)) + b, (n, steps, 4 * hidden))
     wh = transpose(wh)

@@ -268,6 +268,19 @@ def check_gradient_shapes(op: str, dy: Typed, y: Typed, v: Typed, *scale: Typed,
         raise ShapeError(f"{op}: y, v and scale are {found}, dy needs {[dy.shape, statistics]}")
 
 
+def with_statistics_gradients(
+    dx: Value | None, x: Value, m: Value, dm: Value | None, dv: Value | None, count: int
+) -> Value | None:
+    """dx, and what the gradients of mean and variance over `count` elements add to it."""
+    if dm is not None:
+        part = emit("broadcast", dm * (1.0 / count), shape=x.shape)
+        dx = part if dx is None else dx + part
+    if dv is not None:
+        part = (x - m) * (dv * (2.0 / count))
+        dx = part if dx is None else dx + part
+    return dx
+
+
 @register("normalize", "reduction")
 class Normalize(Op):
     """y = (x - m) / sqrt(v + epsilon), with m = mean and v = biased variance of x over axes; also m and v.
@@ -297,14 +310,7 @@ class Normalize(Op):
         dx: Value | None = None
         if dn is not None:
             dx = emit_all("normalize_gradient", dn, normalized, v, axes=axes, epsilon=epsilon)[0]
-        count = count_reduced("normalize", x.shape, axes)
-        if dm is not None:
-            part = emit("broadcast", dm * (1.0 / count), shape=x.shape)
-            dx = part if dx is None else dx + part
-        if dv is not None:
-            part = (x - m) * (dv * (2.0 / count))
-            dx = part if dx is None else dx + part
-        return dx
+        return with_statistics_gradients(dx, x, m, dm, dv, count_reduced("normalize", x.shape, axes))
 
     @staticmethod
     def expansion(x: Value, axes: Axes, epsilon: float) -> tuple[Value, Value, Value]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from mlcompute.ops import times
 from mlcompute.ops.elementwise import relu, select, sigmoid, tanh
-from mlcompute.ops.indexing import concatenate, take
+from mlcompute.ops.indexing import concatenate
 from mlcompute.ops.matmul_and_convolution import matmul
 from mlcompute.ops.op import TABLE, Array, ArrayType, Op, Typed, Value, emit_all, register
 from mlcompute.ops.reductions import sum_
@@ -153,9 +153,7 @@ class Rnn(Op):
         (n, steps, inputs), hidden, rule = x.shape, wh.shape[1], CELLS[cell]
         valid = None
         if has_lengths:
-            # Looking each length up among 1..steps changes none, but any device refuses an index out of range.
-            legal = x.trace.constant(np.arange(1, steps + 1), lengths[0].dtype)
-            valid = times.described_valid(take(legal, lengths[0] - 1, 0), steps)
+            valid = times.described_valid(times.checked(lengths[0], steps), steps)
             x = select(valid, x, 0.0)
         sums = matmul(reshape(x, (n * steps, inputs)), transpose(wx))
         sums = reshape(sums, (n, steps, rule.input_gates * hidden))
@@ -197,11 +195,7 @@ class RnnGradient(Op):
     ) -> tuple[Array, ...]:  # fmt: skip
         (n, steps, inputs), hidden, rule = x.shape, wh.shape[1], CELLS[cell]
         valid = times.valid(rule.name, lengths[0] if has_lengths else None, n, steps)
-        h_before = times.before(y, h0, reverse)
-        if reverse and has_lengths:
-            # The step before a sequence's first one lies in the padding, where y is 0 and not the state.
-            inside = times.before(valid, np.zeros((n, 1), bool), reverse)
-            h_before = np.where(inside, h_before, h0[:, None])
+        h_before = times.before(y, h0, reverse, valid)
         first = (rule.gates - rule.hidden_gates) * hidden
         dz = np.zeros((n, steps, rule.gates * hidden), x.dtype)
         for t in reversed(times.order(steps, reverse)):
@@ -224,10 +218,7 @@ class RnnGradient(Op):
     ) -> tuple[Value, ...]:  # fmt: skip
         (n, steps, inputs), hidden, rule = x.shape, wh.shape[1], CELLS[cell]
         valid = times.described_valid(lengths[0], steps) if has_lengths else None
-        h_before = times.described_before(y, h0, reverse)
-        if reverse and valid is not None:
-            inside = times.described_before(valid, full(valid, (n, 1), False), reverse)
-            h_before = select(inside, h_before, reshape(h0, (n, 1, hidden)))
+        h_before = times.described_before(y, h0, reverse, valid)
         first, width = (rule.gates - rule.hidden_gates) * hidden, rule.gates * hidden
         dz: dict[int, Value] = {}
         for t in reversed(times.order(steps, reverse)):

@@ -6,9 +6,9 @@ import numpy as np
 
 from mlcompute.errors import DataError
 from mlcompute.ops.elementwise import select
-from mlcompute.ops.indexing import concatenate
+from mlcompute.ops.indexing import concatenate, take
 from mlcompute.ops.op import Array, Value
-from mlcompute.ops.views import reshape, slice_axis
+from mlcompute.ops.views import full, reshape, slice_axis
 
 
 def order(steps: int, reverse: bool) -> range:
@@ -28,6 +28,13 @@ def valid(who: str, lengths: Array | None, n: int, steps: int) -> Array:
     return np.arange(steps)[None, :, None] < lengths.reshape(n, 1, 1)
 
 
+def checked(lengths: Value, steps: int) -> Value:
+    """The same lengths, of which the device refuses those that are not from 1 to `steps`."""
+    # Looking each length up among 1..steps changes none, but any device refuses an index out of range.
+    legal = lengths.trace.constant(np.arange(1, steps + 1), lengths.dtype)
+    return take(legal, lengths - 1, 0)
+
+
 def described_valid(lengths: Value, steps: int) -> Value:
     """`valid`, in ops."""
     (n,) = lengths.shape
@@ -35,21 +42,30 @@ def described_valid(lengths: Value, steps: int) -> Value:
     return times < reshape(lengths, (n, 1, 1))
 
 
-def before(states: Array, first: Array, reverse: bool) -> Array:
-    """(n, t, *): the state each time starts from, given the states after each time and the first one (n, *)."""
+def before(states: Array, first: Array, reverse: bool, valid: Array | None = None) -> Array:
+    """(n, t, *): the state each time starts from, given the states after each time and the first one (n, *).
+
+    valid   of states that are 0 in the padding: with `reverse`, the last time of a sequence starts from the first state
+    """
     first = first[:, None]
-    return np.concatenate([states[:, 1:], first] if reverse else [first, states[:, :-1]], axis=1)
+    found = np.concatenate([states[:, 1:], first] if reverse else [first, states[:, :-1]], axis=1)
+    if valid is None or not reverse:
+        return found
+    return np.where(before(valid, np.zeros((len(valid), 1), bool), reverse), found, first)
 
 
-def described_before(states: Value, first: Value, reverse: bool) -> Value:
+def described_before(states: Value, first: Value, reverse: bool, valid: Value | None = None) -> Value:
     """`before`, in ops."""
     (n, steps, width) = states.shape
-    first = reshape(first, (n, 1, width))
+    start = reshape(first, (n, 1, width))
     if steps == 1:
-        return first
-    if reverse:
-        return concatenate([slice_axis(states, 1, 1, steps), first], 1)
-    return concatenate([first, slice_axis(states, 1, 0, steps - 1)], 1)
+        return start
+    if not reverse:
+        return concatenate([start, slice_axis(states, 1, 0, steps - 1)], 1)
+    found = concatenate([slice_axis(states, 1, 1, steps), start], 1)
+    if valid is None:
+        return found
+    return select(described_before(valid, full(valid, (n, 1), False), reverse), found, start)
 
 
 def at(x: Value, t: int) -> Value:

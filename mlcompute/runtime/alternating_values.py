@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class AlternatingValues:
-    """What the buckets of a group hold besides losses."""
+    """Parameters and statistics in the buckets of a group, whose two banks are written in turns."""
 
     def __init__(self, compiled: CompiledGraph, buckets: Sequence[Bucket]) -> None:
         self._compiled, self._buckets = compiled, buckets
-        #: By bucket: tensors that keep values, and where these are in each bank.
+        #: By bucket: tensors with values of their own, and the arrays of these values in each bank.
         self._kept = [
             [
                 (entry.tensor, bucket.views[entry.tensor])
@@ -36,12 +36,12 @@ class AlternatingValues:
             ]
             for bucket in buckets
         ]
-        #: By bucket: storages whose values lie in its banks; and those whose values are copied from there. Found when
-        #: there had been so many rebindings; are some in a bank now that were not before?
+        #: By bucket: storages whose values lie in its banks, and storages whose values are copied from there. Valid for
+        #: `_found_at` rebindings. `_is_rebound`: have storages moved into a bank since the last step?
         self._found: list[list[tuple[Storage, list[Array]]]] = []
         self._elsewhere: list[tuple[Storage, Bucket, list[Array]]] = []
         self._found_at, self._is_rebound = -1, False
-        #: Executables of this step; and those of steps before: how many rebindings there had been when they were bound.
+        #: `Storage.rebindings` when the executables of this step, and those of earlier steps, were bound.
         self._used: dict[tuple[Program, int], int] = {}
         self._bound: dict[tuple[Program, int], int] = {}
 
@@ -60,14 +60,14 @@ class AlternatingValues:
         return found
 
     def executables(self, program: Program) -> list[Executable]:
-        """A program, by the bank it is to read."""
+        """The executables of a program, one for each bank it can read."""
         found = [self._compiled.executable(program)]
         if self._buckets and len(self._buckets[0].banks) > 1:
             found.append(self._compiled.twin(program))
         return found
 
     def switch(self) -> None:
-        """A step has left new values in the other bank."""
+        """After a step: its new values, in the other bank, are now the current ones."""
         if self._found_at != Storage.rebindings:
             self._find()
         for bucket, found in zip(self._buckets, self._found, strict=True):
@@ -87,7 +87,7 @@ class AlternatingValues:
             Storage.changes += 1
 
     def _find(self) -> None:
-        """Where the values lie since somebody has written them, or bound other memory."""
+        """Look up which storages lie in banks, after values were written or other memory was bound."""
         self._found_at, self._found, self._elsewhere = Storage.rebindings, [], []
         for bucket, kept in zip(self._buckets, self._kept, strict=True):
             found = []

@@ -19,7 +19,7 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def begin(self, work: Callable[[], object]) -> None:
-        """Do it after what was begun before."""
+        """Run some work after all that was begun before."""
         if self._thread is None:
             # A daemon: a process that fails need not wait for what others may never send.
             self._thread = threading.Thread(target=_run, args=(self._work, self._done), daemon=True)

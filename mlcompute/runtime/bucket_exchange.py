@@ -23,7 +23,7 @@ from mlcompute.ops.op import Array
 from mlcompute.runtime.background import Background
 from mlcompute.runtime.buckets import Bucket
 
-#: Of the timeout: how much longer than those before them processes wait that wait for others that wait.
+#: A process that waits for another waiting process waits longer than that one, by this share of the timeout.
 _PATIENCE = 1 / 60
 #: Sums over some slices, one array per bucket.
 Sums = list[Array]
@@ -43,14 +43,14 @@ class BucketExchange:
 
     def __init__(self, group: Group, buckets: Sequence[Bucket], *, banks: int, mirrored: Sequence[int]) -> None:
         """
-        banks      2: new values do not take the place of the old ones, but that of those before them
+        banks      2: new values do not overwrite the current ones, but those of the step before
         mirrored   bytes of `mirrors`
         """
         self._buckets, self._exchange = buckets, group.exchange
         self._rank, self._size = group.rank, group.size
         self.root: Node = (0, group.slices)
         self.nodes = [nodes_of(group.slices_of(rank), self.root) for rank in range(group.size)]
-        #: How many buckets were exchanged before the step had computed all.
+        #: How many buckets were exchanged while the step still computed others.
         self._started = 0
         self._background = Background()
         sizes = [self._bytes_of(rank) + mirrored[rank] for rank in range(group.size)]
@@ -108,7 +108,7 @@ class BucketExchange:
         return found
 
     def _make_sources(self, group: Group) -> None:
-        """Whose memory, or whose messages, have which nodes of the own shard; in which order these are added."""
+        """Which memory or message has which nodes of the own shard, and the order in which these are added."""
         count = len(self._machine)
         place = self._rank - self._machine[0]
         self._sources: list[tuple[int, list[Node]]] = []
@@ -162,7 +162,7 @@ class BucketExchange:
         self._started += 1
 
     def exchange(self, sums: Mapping[Node, Sums], kind: Kind, same: int, word: int) -> list[int]:
-        """Everybody's sums are in `parts`, this process's are these; the `word` of every process."""
+        """Bring the sums of all processes into `parts`; `sums` are the own ones. Returns the `word` of each process."""
         first, self._started = self._started, 0
         if first:
             self._background.finish()
@@ -186,13 +186,13 @@ class BucketExchange:
         return words
 
     def _wait_on_machine(self, kind: Kind, same: int = 0, word: int = 0, patience: float = 0.0) -> list[int]:
-        """All processes of this machine have come; their words."""
+        """Wait for all processes of this machine. Returns their words."""
         if len(self._machine) == 1:
             return [word] * self._size
         return self._barrier.wait(kind, same=same, word=word, patience=patience)
 
     def _send(self, index: int, kind: Kind, same: int, word: int) -> list[int]:
-        """Sums of shards of other machines go there, those of the own shard come from there."""
+        """Send other machines the sums of their shards, and receive theirs of the own shard."""
         nothing = np.empty(0, np.uint8)
         sends = [self._joined(index, rank) if rank in self._others else nothing for rank in range(self._size)]
         receives = self._received[index]
@@ -222,7 +222,7 @@ class BucketExchange:
         tree_sum(dict(zip(self._summands, self.parts[index], strict=True)), self.root, out)
 
     def mirror(self, kind: Kind, bank: int) -> None:
-        """Let the next process have the own mirror of a bank; where memory is shared, all have it."""
+        """Send the own mirror of a bank to the next process; in shared memory, all processes can read it anyway."""
         if self.is_shared or self._size == 1:
             return
         sends = [np.empty(0, np.uint8)] * self._size
@@ -232,7 +232,7 @@ class BucketExchange:
         self._exchange.alltoall(kind, sends, receives)
 
     def mirrored(self, rank: int, bank: int) -> Array | None:
-        """What a process has mirrored of a bank, as far as it is known here."""
+        """The mirror of a process for a bank; None where this process does not have it."""
         if rank in self.mirrors:
             return of_bank(self.mirrors[rank], bank)
         return of_bank(self._previous, bank) if rank == (self._rank - 1) % self._size else None

@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As the update sees it: a part of a parameter is flat."""
+        """Its shape in the update: a part of a parameter is flat."""
         return self.entry.shape if self.is_whole else (self.stop - self.start,)
 
     @property
@@ -83,7 +83,7 @@ class Bucket:
     reduced: Array = field(default_factory=lambda: np.empty(0))
 
     def add(self, tensor: Tensor, role: str, shape: tuple[int, ...], alignment: int) -> None:
-        """Put a tensor behind the others."""
+        """Append a tensor."""
         size = int(np.prod(shape, dtype=np.int64))
         start = _rounded(self.length, alignment)
         self.entries.append(Entry(tensor, role, shape, start, start + size))
@@ -103,7 +103,7 @@ class Bucket:
         self.reduced = np.zeros(last - first, self.dtype)
 
     def place(self, banks: list[Array]) -> None:
-        """Let the values lie there."""
+        """Use this memory for the values, one array per bank."""
         self.banks, self.current = banks, 0
         for entry in self.entries:
             self.views[entry.tensor] = [bank[entry.start : entry.stop].reshape(entry.shape) for bank in banks]

@@ -62,7 +62,7 @@ def _remember(
     batch_size: int,
     given: Sequence[Named | None],
 ) -> None:
-    """A call like this one need not look anything up."""
+    """Cache a call, so that calls like it need no lookups."""
     compiled, definition = session.compiled, session.definition
     # Without a loss it depends on what is bound when a step runs whether it has a gradient pass.
     if run is not None and compiled is not None and (compiled.request.minimised or definition.learning is None):

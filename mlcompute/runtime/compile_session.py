@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mlcompute.device import Device
     from mlcompute.runtime.session import Session
 
-#: By the style of `execute`, that of the passes run one by one.
+#: The style of `execute` -> the style of the same passes when they run one by one.
 _IN_PASSES = {"fused": "split", "slice": "phases"}
 
 
@@ -159,7 +159,8 @@ def compile_session(session: Session, *, builds: bool = False) -> None:
         if builds:
             _prepare(session, compiled)
     except BaseException:  # Ctrl-C too
-        session.compiled = session.compiled if session.compiled is before else None  # then made again for the next run
+        # What this attempt has compiled is dropped: the next run compiles again.
+        session.compiled = session.compiled if session.compiled is before else None
         if learning is not None:
             learning.loss_nodes, learning.placed_on = loss_before
         raise
@@ -187,7 +188,7 @@ def _adopt(session: Session, compiled: CompiledGraph) -> None:
 
 
 def _prepare(session: Session, compiled: CompiledGraph) -> None:
-    """Do what the first run of the whole graph would otherwise have to do."""
+    """Build and allocate everything that the first run of the whole graph needs."""
     if session.group is not None or session.definition.waits_for_labels:
         return
     program = compiled.get(session.main_style, session.main_batch(compiled.request))
@@ -234,7 +235,7 @@ def _look_for_other_devices(state: TensorState, compiled: CompiledGraph) -> None
 
 
 def _resident_tensors(session: Session, request: Request) -> list[Tensor]:
-    """Whatever the graph may hold or change, some of it several times."""
+    """All tensors whose values the graph may hold or change; some occur several times."""
     index = request.index
     tensors = [*session.definition.declared.outputs.values(), *index.produced]
     tensors += [] if request.total is None else [request.total]

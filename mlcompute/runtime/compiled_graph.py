@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mlcompute.runtime.inputs import CallCache
 
 
-#: Of how many sizes of inputs programs are kept unless a graph is told otherwise.
+#: For how many sizes of inputs programs are kept by default.
 SIZE_LIMIT = 32
 
 
@@ -69,14 +69,14 @@ class CompiledGraph:
         self.storages: dict[Program, dict[Value, Storage]] = {}
         #: Do graphs on other devices use some of them?
         self.crosses_devices = False
-        #: Tells when runs last overwrote them.
+        #: Counts the runs that overwrite parameters and states.
         self.clock = Clock(engine)
         weakref.finalize(self, self.clock.retire)
-        #: Results that were asked about -> does their first axis count samples?
+        #: Cached: results -> does their first axis count samples?
         self._counts_samples: dict[Tensor, bool] = {}
-        #: The last `execute`, if one that asks for the same needs no looking up.
+        #: The prepared run of the last `execute`, for calls of the same kind.
         self.call_cache: CallCache | None = None
-        #: Inputs as errors about them begin, by the method that was called.
+        #: Error prefixes of inputs: (method that was called, input) -> how errors about it begin.
         self.error_prefixes: dict[tuple[str, Tensor], str] = {}
         #: MLC_DEBUG=time: every run is timed layer by layer, and the times are printed.
         self._prints_times = "time" in os.environ.get("MLC_DEBUG", "").split(",")
@@ -85,15 +85,15 @@ class CompiledGraph:
         self._programs: dict[tuple[str, int, bool, Sizes], Program] = {}
         #: Sizes of inputs there are programs for, the one used last at the end; with losses or without -> the request.
         self._sizes: dict[Sizes, dict[bool, Request]] = {}
-        #: Of how many sizes programs are kept, besides the descriptors' own: those used longest ago go.
+        #: For how many sizes programs are kept, besides the descriptors' own; the least recently used are dropped.
         self.size_limit = SIZE_LIMIT
         self.has_varying_inputs = has_varying_inputs(request)
-        #: Those without memory are not among the others.
+        #: All built executables, also those that have no memory yet (`_executables` are those that have).
         self._built: dict[Program, Executable] = {}
         self._executables: dict[Program, Executable] = {}
-        #: Once more, where a step reads other parameters than the one before it.
+        #: A second executable of the same program, where consecutive steps read different parameter arrays.
         self._twins: dict[Program, Executable] = {}
-        #: Further ones with memory of their own, by number: slices of a batch whose passes are run one by one.
+        #: Executables with an arena of their own, by slice: for slices of a batch whose passes run one by one.
         self._copies: dict[tuple[Program, int], Executable] = {}
         self._listings: dict[Program, Program] = {}
         self._scalars: dict[Program, Scalars] = {}
@@ -221,7 +221,7 @@ class CompiledGraph:
         return found
 
     def twin(self, program: Program) -> Executable:
-        """The program once more, in the same memory, to be bound to other parameters."""
+        """A second executable of the program, in the same memory, to be bound to other parameters."""
         found = self._twins.get(program)
         if found is None:
             with self._lock:
@@ -229,7 +229,7 @@ class CompiledGraph:
         return found
 
     def count_memory_of(self, program: Program) -> None:
-        """The program will be run: the arena is to be large enough for it."""
+        """Make the next arena large enough for a program that will be run."""
         self.arena_size = max(self.arena_size, program.plan.nbytes)
 
     def _arena_for(self, program: Program) -> Buffer:
@@ -241,7 +241,7 @@ class CompiledGraph:
         return self._arena
 
     def move(self) -> None:
-        """A run begins, and what the ones before have left need not stay: all programs share the arena again."""
+        """Before a run: move executables from outgrown arenas to the current one. Earlier results are lost."""
         with self._lock:
             assert self._arena is not None
             for executable in self.outgrown:
@@ -249,7 +249,7 @@ class CompiledGraph:
             self.outgrown = []
 
     def executable_of_slice(self, program: Program, number: int) -> Executable:
-        """The program in memory of its own: what one slice's forward pass leaves waits there for its gradient pass."""
+        """The program in an arena of its own: values of a slice's forward pass stay there for its gradient pass."""
         found = self._copies.get((program, number))
         if found is None:
             with self._lock:
@@ -317,7 +317,7 @@ class CompiledGraph:
         return found
 
     def scalars_of(self, program: Program) -> Scalars:
-        """Where each update finds its numbers. Runs take turns, so all runs of a program can share the memory."""
+        """Learning rate and other scalars of a program. Its runs never overlap, so they all use the same memory."""
         found = self._scalars.get(program)
         if found is None:
             found = self._scalars[program] = Scalars(program.scalars)

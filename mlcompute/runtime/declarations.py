@@ -31,7 +31,7 @@ class Declarations:
         self.labels: dict[str, Tensor] = {}
         self.label_weights: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
-        #: Inputs that go by their label because nobody has declared them.
+        #: Inputs that were not declared: their label is their name.
         self.undeclared: dict[str, Tensor] = {}
         self._names: dict[Tensor, str] = {}
 
@@ -46,7 +46,7 @@ class Declarations:
         labels: Mapping[str, Tensor] | None,
         label_weights: Mapping[str, Tensor] | None,
     ) -> None:
-        """Add to what is fed; all or, when one of them is no tensor, nothing."""
+        """Declare inputs: all of them, or none when one is no tensor."""
         added = (
             ("inputs", self.inputs, {} if inputs is None else inputs),
             ("loss_labels", self.labels, {} if labels is None else labels),
@@ -62,7 +62,7 @@ class Declarations:
             self._names.update({tensor: name for name, tensor in given.items()})
 
     def name_undeclared(self, tensors: Iterable[Tensor]) -> None:
-        """What has to be fed and was not declared is fed under its label, where it has one of its own."""
+        """Inputs that were not declared: they are fed under their labels, unless these are defaults."""
         declared = {*self.inputs, *self.labels, *self.label_weights}
         fed = set(self.fed)
         self.undeclared = {
@@ -72,7 +72,7 @@ class Declarations:
         }
 
     def add_outputs(self, outputs: Mapping[str, Tensor]) -> None:
-        """Add to what is wanted."""
+        """Declare outputs."""
         self.check("add_outputs", "outputs", outputs)
         self.outputs.update(outputs)
 

@@ -46,7 +46,7 @@ class Learning:
         self.loss_nodes: list[Node] = []
         self.compared: Tensor | None = None
         self.placed_on: list[Tensor] = []
-        #: Holds the layers a function made.
+        #: The graph of the layers that a loss function added.
         self.loss_graph = Graph()
         self.stopped: set[Tensor] = set()
         self.training_parameters: list[TensorParameter] = []
@@ -93,7 +93,7 @@ class Definition:
         self.declared = Declarations(who)
         #: The sum of several losses, once there are several.
         self._total: Tensor | None = None
-        #: All nodes but the loss, in order, when there were so many; a copy of this object sorts its own.
+        #: (id of this object and number of nodes, all nodes but the loss in order): sorted anew when the first differs.
         self._sorted: tuple[object, list[Node]] = (None, [])
 
     def copied(self, own: list[Node]) -> Definition:

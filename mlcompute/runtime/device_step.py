@@ -120,9 +120,9 @@ class DeviceStep:
         optimizer = training.request.optimizer
         self._has_norms = optimizer is not None and bool(norm_names(optimizer))
         self._devices = [StepDevice(self, rank) for rank in range(exchange.rank, exchange.rank + len(exchange.engines))]
-        #: What one step is fed lies beside what the next one is.
+        #: Which of two sets of inputs this step reads: those of the next step are written while it runs.
         self._bank = 0
-        #: Do captured steps have to look for invalid data? All processes think the same of the largest slice.
+        #: Must captured steps check for invalid data? Decided for the largest slice, so alike on all processes.
         self.can_fail = False
         for device in self._devices:  # the first step costs what the hundredth does
             executable = device.compiled.executable(device.compiled.get("slice", training.program.batch_size))

@@ -66,11 +66,11 @@ class GroupResults:
         return self._style == "phases"
 
     def add_loss(self, number: int, tensor: Tensor, value: Array) -> None:
-        """What a slice contributes to a loss."""
+        """Add a slice's part of a loss."""
         self._losses[tensor][number] = value.copy()
 
     def add_statistic(self, number: int, tensor: Tensor, value: Array) -> None:
-        """What a slice contributes to a statistic."""
+        """Add a slice's part of a statistic."""
         self._statistics[tensor][number] = value.copy()
 
     def add_rows(self, number: int, program: Program, keep: Callable[[Value], _Later]) -> None:
@@ -88,7 +88,7 @@ class GroupResults:
         return tensor not in self._training.losses and tensor is not self._training.request.total
 
     def add_sum(self, number: int, value: Array) -> None:
-        """What a slice contributes to a sum over all slices that they wait for."""
+        """Add a slice's part of a sum over all slices that the pass waits for."""
         self._sums[number] = value.copy()
 
     def take_sum(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
@@ -140,7 +140,7 @@ class GroupResults:
         return self._gathered[key]
 
     def later(self, tensor: Tensor) -> _Later | None:
-        """The same, or how to get it when the devices have come so far."""
+        """The same, or a function that returns it when the devices have computed it."""
         return self.losses[tensor] if tensor in self.losses else self.value(tensor)
 
     def _total(self) -> Array | None:
@@ -205,7 +205,7 @@ class GroupResults:
         return [(number, last - first) for number, (first, last) in enumerate(parts) if last > first]
 
     def _sum(self, kind: Kind, own: _Own, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-        """What slices contribute, added in the order of the tree."""
+        """The sum of the parts of all slices, added in the order of the tree."""
         message = b"".join(np.ascontiguousarray(own[number], dtype).tobytes() for number in sorted(own))
         joined = b"".join(self._training.exchange.gather_bytes(kind, message))
         values = np.frombuffer(joined, dtype).reshape(-1, *shape).copy()

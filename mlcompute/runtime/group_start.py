@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def averaged_over_samples(definition: Definition, request: Request) -> set[Tensor]:
-    """What is minimised that is a mean over samples. Refused where nobody can tell how a part joins its samples."""
+    """The minimised tensors that are means over samples. CompileError for one that is neither mean nor sum."""
     kinds = reductions(request.nodes, _without_samples(request))
     averaged = set()
     for tensor in request.minimised:

@@ -31,7 +31,7 @@ from mlcompute.tensor import Tensor
 if TYPE_CHECKING:
     from mlcompute.runtime.group_training import GroupTraining
 
-#: The data of a step, by what stands for it in `GroupStep.specification`.
+#: The data of a step, by the value that it has in `GroupStep.specification`.
 WholeData = Mapping[Any, Array]
 
 
@@ -161,11 +161,11 @@ class _SliceProgram:
         self.specification = compiled.specification(program, phases, ExecutionOptions.SYNCHRONOUS)
         self.begins_with = program.parts(phases)[0][0]
         self.scalars = compiled.scalars_of(program)
-        #: Has it outputs that somebody may read?
+        #: Does the program have outputs that can be read after the run?
         self.outputs = bool(training.results.outputs_of(program))
         self.executables = training.alternating.executables(program)
         self._storages: dict[Value, Storage] | None = None
-        #: By bank: how many rebindings there had been when it was bound.
+        #: By bank: `Storage.rebindings` when its executable was bound.
         self._bound_at = [-1] * len(self.executables)
 
     def bound(self, bank: int) -> Executable:
@@ -196,7 +196,7 @@ class _Slice:
         self.scalars = [(cell, numbers[name]) for name, cell in of.scalars.cells]
         given = {slot.tensor: slot.value for slot in whole.inputs}
         self._inputs: dict[Value, Array] = {}
-        #: (value, what stands for the data of the whole batch, rows of it; None: all of it)
+        #: (value, key of the whole batch's data, rows of it that the slice reads; None: all rows)
         self._reads: list[tuple[Value, Any, slice | None]] = []
         for tensor, value, _, _, per_sample in of.specification.inputs:
             if per_sample:

@@ -61,17 +61,17 @@ class GroupTraining:
         self.slices = SlicePasses(self)
         self.pass_phases: set[str] = set()
         self.batch = 0
-        #: Steps that were finished here.
+        #: How many steps this process has finished.
         self.steps = 0
-        #: Has a slice of the current call been run? Then a failure concerns everybody.
+        #: Has a slice of the current call been run? From then on, a failure must reach all processes.
         self.has_begun = False
-        #: What the last call has started on devices and not waited for.
+        #: The completion of the last call, which was started on devices without waiting for its end.
         self.under_way: Completion | None = None
         self.statistics = [t for t in dict.fromkeys(self.program.writes) if t.descriptor.data_type.is_floating]
         self.losses = [t for t in dict.fromkeys(self.request.minimised) if t in self.program.values]
-        #: What own slices have left that waits for the update, where more may be added to each of them.
+        #: Gradients of own slices that wait for the update, by slice; separate passes may add to them.
         self._pending: dict[int, Sums] = {}
-        #: Sums of the own slices before `_coming`, as far up the tree as they can be added.
+        #: Sums of the own slices before `_coming`: the largest nodes of the tree that are complete.
         self._sums: dict[Node, Sums] = {}
         self._coming = 0
         self._spare: list[Sums] = []
@@ -96,12 +96,12 @@ class GroupTraining:
         self.shared = BucketExchange(group, self.buckets, banks=banks, mirrored=mirrored)
         first, last = group.slices_of(group.rank)
         self._own_slices, self._own_nodes = range(first, last), frozenset(self.shared.nodes[group.rank])
-        # The only slice leaves its gradients where the others look for them.
+        # A single own slice writes its gradients directly into the memory that other processes read.
         own = self.shared.memory.get(first)
         self._work = (
             own if own is not None and last - first == 1 else [np.zeros(one.length, one.dtype) for one in self.buckets]
         )
-        #: Tensor -> where a slice leaves its gradient, statistic or loss.
+        #: Tensor -> the array that a slice writes its gradient, statistic or loss to.
         self._left = {
             entry.tensor: _shown(array, entry)
             for bucket, array in zip(self.buckets, self._work, strict=True)
@@ -114,14 +114,14 @@ class GroupTraining:
         self.slices.forget()
         self._pending, self._sums, self._coming, self._spare = {}, {}, self._own_slices.start, []
         self.update = ShardUpdate(self.session, self.compiled, self.exchange, self.buckets, self.shared, layouts)
-        #: What is only added up, and not by the update: (number of the bucket, bucket, elements).
+        #: Elements that are summed, but not by the update: (number of the bucket, bucket, elements).
         self._summed = [
             (index, bucket, rest)
             for index, bucket in enumerate(self.buckets)
             if (rest := bucket.summed(group.rank)) is not None and not self.update.sums(bucket)
         ]
         self.alternating = AlternatingValues(self.compiled, self.buckets)
-        #: Whole steps without the host, where devices can do that.
+        #: Runs whole steps on the devices, without the host; None where they cannot.
         self.on_devices = None if elastic else device_step.made(self)
 
     @property
@@ -181,7 +181,7 @@ class GroupTraining:
                 self.shared.start(index, self.batch, self.signal)
 
     def take_values(self, number: int, run: Run) -> None:
-        """What a slice's forward pass has left: its part of losses and statistics, and outputs."""
+        """Collect the results of a slice's forward pass: its part of losses and statistics, and outputs."""
         program = run.specification.program
         if self.results.are_of_passes:  # a whole step exchanges them with the gradients
             for tensor in (*self.losses, *self.statistics):
@@ -192,7 +192,7 @@ class GroupTraining:
             self.results.add_rows(number, program, run.executable.keep)
 
     def take_gradients(self, number: int, *, is_step: bool) -> None:
-        """Add what a slice has left to what waits for the update.
+        """Add a slice's gradients to those that wait for the update.
 
         is_step  nothing will be added to it before the exchange: it goes up the tree at once
         """
@@ -210,7 +210,7 @@ class GroupTraining:
                 np.add(mine, left, out=mine)
 
     def _aside(self, number: int) -> Sums:
-        """What a slice has left, where the next one does not overwrite it."""
+        """A copy of a slice's gradients, before the next slice overwrites them."""
         sums = self.shared.memory.get(number)
         if sums is None or sums is self._work:
             sums = self._spare.pop() if self._spare else [np.empty_like(array) for array in self._work]
@@ -219,7 +219,7 @@ class GroupTraining:
         return sums
 
     def _release(self, sums: Iterable[Sums]) -> None:
-        """Memory that may hold other sums."""
+        """Make the memory of sums available to others."""
         for arrays in sums:
             if arrays is not self._work and all(arrays is not one for one in self.shared.memory.values()):
                 self._spare.append(arrays)
@@ -264,7 +264,7 @@ class GroupTraining:
         self.steps += 1
 
     def _store(self, state: OptimizerState | None, *, is_whole_step: bool) -> None:
-        """New values of parameters and statistics, from where the exchange has left them, into memory of their own."""
+        """Copy new values of parameters and statistics from the buckets into memory of their own."""
         self.alternating.release()
         for bucket in self.buckets:
             for entry in bucket.entries:
@@ -294,13 +294,13 @@ class GroupTraining:
         return sums
 
     def _add_missing(self, last: int) -> None:
-        """The slices before `last` that are pending go up the tree; those without samples, as zeros."""
+        """Add the pending slices before `last` along the tree; those without samples, as zeros."""
         for number in range(self._coming, last):
             arrays = self._pending.pop(number, None)
             self._join(number, [np.zeros_like(work) for work in self._work] if arrays is None else arrays)
 
     def _join(self, number: int, arrays: Sums) -> None:
-        """Add what a slice has left to the sum beside it in the tree, that to the next one, and so on."""
+        """Add a slice's gradients to the sum beside them in the tree, that to the next one, and so on."""
         self._coming = number + 1
         node: Node = (number, number + 1)
         for left, parent in () if node in self._own_nodes else joins(number, self._own_nodes, self.shared.root):
@@ -314,7 +314,7 @@ class GroupTraining:
         self._sums[node] = arrays
 
     def _exchange_sums(self, sums: dict[Node, Sums], kind: Kind = Kind.STEP) -> None:
-        """Everybody's sums of the own shard are where the update finds them."""
+        """Exchange sums: the update finds those of the own shard from all processes."""
         self.signals = self.shared.exchange(sums, kind, self.batch, self.signal)
         self._release(sums.values())
 

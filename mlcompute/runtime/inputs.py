@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _ndarray = np.ndarray
 #: Data by the names given to add_inputs or add_outputs.
 Named = Mapping[str, ArrayLike]
-#: An array, or how to get it when the run's turn has come: results of runs queued before it do not exist earlier.
+#: An array, or a function that returns it when the run begins: it may be the result of a run that is still queued.
 InputData = dict[Value, "Array | Callable[[], Array | None]"]
-#: For a tensor that another graph, linked with this one, computes: how to get its value.
+#: Returns the function that gets a tensor's value from a linked graph; None where no linked graph computes it.
 Linked = Callable[[Tensor], "Callable[[], Array | None] | None"]
 
 
@@ -35,8 +35,8 @@ class Inputs:
     """The data of one graph's runs: given with the call, attached to the tensor, fed before, or from a linked graph."""
 
     def __init__(self) -> None:
-        #: What the last runs were fed, and when: SKIP_WRITING_INPUT_DATA_TO_DEVICE uses it again. The data of runs with
-        #: the same inputs is looked through only when another run comes, or somebody asks.
+        #: The data of earlier runs with its time, which SKIP_WRITING_INPUT_DATA_TO_DEVICE uses again. The data of the
+        #: last run is in `_latest`, and is merged into it only when a run with other inputs comes, or when it is read.
         self._before: dict[Tensor, tuple[int, Array]] = {}
         self._latest: tuple[int, Sequence[InputSlot], InputData] = (0, (), {})
 
@@ -191,7 +191,7 @@ class CallCache:
         given: Sequence[Named | None],
         declared: Sequence[Mapping[str, Tensor]],
     ) -> CallCache | None:
-        """What to remember of a call; None unless every name stood for one input, and every input had a name."""
+        """What to cache of a call; None unless every name stood for one input, and every input had a name."""
         values = {tensor: value for tensor, value, *_ in run.specification.inputs}
         named: list[list[tuple[str, Value]]] = []
         for data, tensors in zip(given, declared, strict=True):

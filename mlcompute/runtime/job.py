@@ -33,25 +33,25 @@ class Job:
     ) -> None:
         self.queue = queue
         self._work: Callable[[Job], ResultState | None] | None = work
-        #: What the work is done on; None when it is over.
+        #: The data of the work; None after it has finished.
         self.data = data
-        #: Of the run among all that were carried out.
+        #: Counts the runs that were carried out, over all graphs.
         self.number = 0
         self._handler = completion_handler
         self._outcome: ResultState | None = None
         self._result: RunResult | None = None
-        #: What it failed with.
+        #: The exception it failed with.
         self.error: BaseException | None = None
-        #: Has anybody been told about the error? If not, the next call on the graph raises it.
+        #: Was the error raised or returned to a caller? If not, the next call on the graph raises it.
         self.error_was_seen = False
         #: Seconds the work took, where `measures_time` says so.
         self.seconds = 0.0
         self.measures_time = False
         #: Time per layer and phase; only with PER_LAYER_PROFILING.
         self.profile: Profile | None = None
-        #: Set by work that was started and not waited for.
+        #: Set when the work was started without waiting for its end.
         self.completion: Completion | None = None
-        #: Takes back what was counted, should such a run turn out to have failed; None: it cannot fail any more.
+        #: Takes back what the run has counted, if it turns out to have failed; None: it cannot fail any more.
         self.undo: Callable[[Job], None] | None = None
         #: Has the work finished, well or not? Set by the queue.
         self.is_done = False

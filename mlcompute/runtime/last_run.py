@@ -28,9 +28,9 @@ class LastRun:
     def __init__(self) -> None:
         self.number = 0
         self.passes: Passes | None = None
-        #: What ran; None while a run is overwriting what the one before it left.
+        #: The executable of the last run; None while a run overwrites its results.
         self.executable: Executable | None = None
-        #: Its result. Held weakly: only what somebody may still read is copied before the next run.
+        #: Its result, by a weak reference: it is copied before the next run only if somebody still holds it.
         self._result: weakref.ref[ResultState] | None = None
         self._result_value: Value | None = None
         self._keeping = threading.RLock()  # the graph may be taken apart inside of it

@@ -16,7 +16,7 @@ from mlcompute.runtime.storage import Storage
 from mlcompute.runtime.tensor_state import TensorState, state_of, storage_of
 from mlcompute.tensor import Tensor
 
-#: What all parameters have of an optimizer without state: such lists are never changed in place, only replaced.
+#: The state of every parameter with an optimizer without state. Such lists are replaced, never changed in place.
 _STATELESS = TensorState.optimizer_storages
 
 
@@ -44,7 +44,7 @@ class OptimizerState:
         self._clock = Clock(optimizer.first_step)
         self._groups: Mapping[Tensor, Members] = {}
         self._parameters: frozenset[Tensor] = frozenset()
-        #: Do states of some parameters start as what they follow?
+        #: Do some states start as copies of the parameters, as averages do?
         self._follows = False
         #: The combinations of groups that parameters belong to.
         self.combinations: tuple[Members, ...] = ()
@@ -62,7 +62,7 @@ class OptimizerState:
         return found
 
     def count_missed(self, parameters: Iterable[Tensor]) -> None:
-        """These are about to be trained: those that were not until now have missed updates."""
+        """Before training these parameters: those that were not trained until now have missed updates."""
         optimizer, memory = self.optimizer, self._memory
         if not optimizer.counts or not self._clock.updated:
             return  # there is nothing to count, or no update so far
@@ -150,7 +150,7 @@ class OptimizerState:
         clocks[:] = [one for one in clocks if one is not clock and (one.users or one.updated)] + [clock]
 
     def prepare(self, parameters: Iterable[Tensor]) -> None:
-        """Buffers for every parameter: the caller's, those from before, or new ones."""
+        """Provide buffers for every parameter: the caller's, existing ones, or new ones."""
         self._parameters = frozenset(parameters)
         members = {self._groups.get(tensor, ()) for tensor in self._parameters} if self._groups else {()}
         self._follows = bool(self._parameters) and any(self.optimizer.rule(some).followers for some in members)
@@ -233,7 +233,7 @@ class OptimizerState:
         return self._buffers[tensor]
 
     def replace(self, tensor: Tensor, buffers: list[Storage]) -> None:
-        """Other buffers that stand for the same values."""
+        """Use other buffers for the same values."""
         self._buffers[tensor] = state_of(tensor).optimizer_storages = buffers
 
     def nbytes(self, parameters: Iterable[Tensor]) -> int:

@@ -101,17 +101,17 @@ class Run:
         self.begins_with = begins_with or specification.phases
         self.storages = session.storages(program)
         self.executable = executable
-        #: What the caller's memory gets: (value, memory) pairs.
+        #: Outputs to copy into the caller's memory: (value, memory) pairs.
         self.targets: Sequence[tuple[Value, Array]] = ()
-        #: Started on this thread and not waited for: where nobody has to be told anything when it has finished.
+        #: Is the run started on the caller's thread, without waiting for its end? Only without a completion handler.
         self.is_ahead = False
         if call.outputs_data:
             self.targets = output_targets(session, specification, call)
         elif specification.runs_ahead and call.completion_handler is None:
             self.is_ahead = not executable.can_fail or (executable.contains_failures and not call.replaced)
-        #: What the storages held whose values the call replaces.
+        #: The values that storages had before the call replaced them.
         self.replaced: list[tuple[Storage, Array]] = []
-        #: What a training pass moves on: random numbers, and with an update the time step.
+        #: What a training pass advances: random keys, and with an update the time step.
         self.keys = program.random_keys if specification.trains and specification.begins else ()
         self.updates = specification.updates and session.state is not None
         self.scalars = compiled.scalars_of(program)
@@ -162,7 +162,7 @@ class Run:
         return Execution(job)
 
     def _detach(self, job: Job) -> InputData:
-        """The run will be queued: meanwhile the caller may reuse the memory of inputs, or change the learning rate."""
+        """Before queueing: copy inputs and settings that the caller may change before the run begins."""
         session, compiled, inputs, settings, random = job.data
         if not self.specification.copies:
             arrays = inputs.items()
@@ -172,7 +172,7 @@ class Run:
         return detached
 
     def carry_out(self, job: Job) -> ResultState | None:
-        """The run's turn has come. Its result, if it has one."""
+        """Carry out the run. Returns its result, if it has one."""
         specification = self.specification
         session, compiled, inputs, settings, random = job.data
         last: LastRun = session.last
@@ -255,7 +255,7 @@ class Run:
         settings: Optimizer | None,
         random: RandomPasses,
     ) -> Scalars | None:
-        """Settle what a training pass depends on besides its data. The scalars that have to be sent to the device."""
+        """Determine what a training pass depends on besides its data. Returns the scalars to send to the device."""
         for storage, array in self.call.replaced:
             self.replaced.append((storage, storage.array().copy()))
             storage.write(array)

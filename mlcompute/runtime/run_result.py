@@ -21,7 +21,7 @@ class ResultState(TensorState):
     keeper  knows the memory in which the result still lies
     """
 
-    #: The values, in memory that nobody else writes, or a way to get them; None while they lie in the graph's.
+    #: The values in memory of their own, or a function that returns them; None while the graph holds them.
     kept: Array | Callable[[], Array] | None = None
 
     def __init__(self, tensor: Tensor, keeper: weakref.ref[LastRun]) -> None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from mlcompute.runtime.job import Job
     from mlcompute.training import TrainingGraph
 
-#: So many runs may be under way before the device is asked how they went; one that has failed says so by itself.
+#: How many runs may be unchecked before the device is asked for their outcome; failures show without asking.
 _MOST_UNCHECKED = 8
 
 
@@ -78,14 +78,14 @@ class Session:
         self.compiled: CompiledGraph | None = None
         self.inputs = Inputs()
         self.unchecked: deque[Job] = deque()
-        #: Are the weights their averages for the moment? Then nothing is trained.
+        #: Are the weights replaced by their averages? Nothing can be trained meanwhile.
         self.has_averaged_weights = False
         self._checking = threading.Lock()
         self.last = LastRun()
         self.passes: Passes | None = None
         self.random = RandomPasses()
         self.size_limit = SIZE_LIMIT
-        #: Sums of gradients over several batches, where somebody asked for that.
+        #: Sums of gradients over several batches, for gradient accumulation.
         self.gradient_sums: dict[Tensor, Storage] = {}
         optimizer = definition.learning.optimizer if definition.learning is not None else None
         self.state = OptimizerState(optimizer) if optimizer is not None else None
@@ -121,7 +121,7 @@ class Session:
         return copied
 
     def adopt_gradient_tensors(self) -> None:
-        """What they hold is asked of this session from now on."""
+        """Answer for the values of the gradient tensors from now on."""
         if self.definition.learning is not None:
             reside(self.definition.learning.gradient_of, self)
 
@@ -210,7 +210,7 @@ class Session:
         return batch_size if self.group is None else largest_slice(batch_size, self.group.slices)
 
     def request(self) -> Request:
-        """What is asked of the compiler."""
+        """The request for the compiler."""
         earlier, later = ([other.definition for other in some] for some in (self.earlier, self.later))
         request = make_request(self.definition, self.options, self.constants, earlier, later)
         if self.state is not None:
@@ -357,7 +357,7 @@ class Session:
                     run.raise_error()
 
     def has_seen(self, run: Job) -> None:
-        """Somebody has waited for a run and knows how it went."""
+        """Note that a run was waited for, so that its error need not be raised again."""
         try:  # noqa: SIM105  a small step would pay for a context manager
             self.unchecked.remove(run)
         except ValueError:

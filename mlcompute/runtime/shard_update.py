@@ -69,7 +69,7 @@ class ShardUpdate:
         #: All states of all parameters, from all processes; None when an update has changed them since.
         self._whole: dict[Tensor, list[Array]] | None = None
         request = compiled.request
-        #: What the next update is fed besides norms.
+        #: Scalars of the next update besides norms.
         self._numbers: dict[str, float] = {}
         self._norm_names = [] if request.optimizer is None else norm_names(request.optimizer)
         self.adds = (
@@ -82,10 +82,10 @@ class ShardUpdate:
         self.pieces: dict[Tensor, tuple[Bucket, Piece]] = {}
         #: Where each piece lies, by bank of its bucket.
         self._places: dict[Tensor, list[Storage]] = {}
-        #: What is only added up: (bucket, elements of it).
+        #: Elements that are only summed: (bucket, elements of it).
         self._summed: dict[Tensor, tuple[Bucket, slice]] = {}
         self.program: Program | None = None
-        #: How many rebindings there had been when all parameters were found in the banks.
+        #: `Storage.rebindings` when all parameters were last found in the banks.
         self._found_at = -1
         if request.optimizer is not None:
             for bucket in buckets:
@@ -168,7 +168,7 @@ class ShardUpdate:
                     executable.bind(value, storage.buffer(engine))
 
     def _parts(self, bucket: Bucket, piece: Piece) -> list[Storage]:
-        """What a piece's gradient is the sum of."""
+        """The arrays whose sum is a piece's gradient."""
         first = bucket.shard(self._exchange.rank)[0]
         arrays = self._shared.parts[self._buckets.index(bucket)] if self.adds else [bucket.reduced]
         inner = slice(piece.start - first, piece.stop - first)

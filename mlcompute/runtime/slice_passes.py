@@ -88,13 +88,13 @@ class SlicePasses:
         self._views.clear()
 
     def _drop_old(self) -> None:
-        """Something is planned for a new program: what was planned for programs that are gone goes, too."""
+        """Drop what was planned for programs that no longer exist."""
         kept = self._training.compiled.programs()
         self._planned = {key: one for key, one in self._planned.items() if key[0] in kept}
         self._whole_batches = {key: one for key, one in self._whole_batches.items() if key[0].program in kept}
 
     def sum_storage(self, phase: str, value: Value) -> Storage:
-        """Where a slice leaves what is added up, and finds the sum."""
+        """Where a slice writes its part of a sum, and then reads the sum."""
         if phase not in self._sums:
             self._sums[phase] = Storage(np.zeros(value.shape, value.dtype), is_callers=True)
         return self._sums[phase]

@@ -58,19 +58,19 @@ class StepDevice:
             for source in range(step.exchange.size)
             if source != rank
         }  # fmt: skip
-        #: Where slices leave what they have computed.
+        #: Tensor -> the part of a buffer that a slice writes its gradient, statistic or loss to.
         self._left = {
             entry.tensor: self._part(self._work[index], bucket, entry)
             for index, bucket in enumerate(self._buckets)
             for entry in bucket.entries
         }
         self._waited_for: dict[str, Buffer] = {}
-        #: Outputs of own slices side by side, where each lies, and how often there had to be more memory.
+        #: Outputs of all own slices in one buffer, the place of each, and how often the buffer had to grow.
         self._rows = self.engine.allocate(0)
         self._places: dict[int, list[tuple[Value, Buffer]]] = {}
         self._slices: dict[int, Executable] = {}
         self.rows_moved = 0
-        #: Where parameters and statistics lie, looked at again when something was bound elsewhere.
+        #: Storages of parameters and statistics with their buffers; valid for `_placed_at` rebindings.
         self._placed: list[tuple[Storage, Buffer]] = []
         self._placed_at = -1
         self._place_values()
@@ -259,7 +259,7 @@ class StepDevice:
             executable.bound_at = Storage.changes
 
     def feed_update(self, numbers: Mapping[str, float], slot: int) -> None:
-        """What the next update is to know."""
+        """Write the scalars of the next update."""
         executable = self._update
         if executable is not None:
             scalars = executable.program.scalars.items()

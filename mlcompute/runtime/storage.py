@@ -21,7 +21,7 @@ from mlcompute.ops.op import Array
 if TYPE_CHECKING:
     from mlcompute.devices.device import Buffer, Engine
 
-#: Moments of writing, over all storages and devices: the later one has the newer values.
+#: Numbers the writes to all storages on all devices: of two copies, the one with the larger number is newer.
 _moments = itertools.count(1)
 #: What storages have on devices with memory of their own, and of the caller's there, before there is something.
 _NOWHERE: Mapping[Engine, tuple[Buffer, int]] = {}
@@ -39,9 +39,9 @@ class Clock:
     def __init__(self, *engines: Engine) -> None:
         self.engines = engines
         self.moment = 0
-        #: Another device uses what is overwritten: programs there must look for newer values.
+        #: Is something overwritten that programs on another device use? They must then look for newer values.
         self.is_watched = False
-        #: It will not move any more.
+        #: Is the clock stopped for ever? Its graph is gone.
         self.is_retired = False
 
     def retire(self) -> None:
@@ -49,7 +49,7 @@ class Clock:
         self.is_retired = True
 
     def tick(self) -> None:
-        """A run has overwritten them."""
+        """Note that a run has overwritten the values."""
         self.moment = next(_moments)
         if self.is_watched:
             Storage.has_changed()
@@ -63,7 +63,7 @@ class Storage:
     #: Rises whenever a storage is written by the host or gets other memory: as long as it stays, what was bound to a
     #: program is still the newest.
     changes: ClassVar[int] = 0
-    #: The same, without the storages that only take turns between two places (`alternate`).
+    #: The same, without counting storages that alternate between two arrays (`alternate`).
     rebindings: ClassVar[int] = 0
 
     def __init__(self, array: Array, *, is_callers: bool = False) -> None:
@@ -107,7 +107,7 @@ class Storage:
         return self._is_callers
 
     def touched(self) -> None:
-        """Somebody has written into the host's memory directly."""
+        """Note that the host's memory was written directly."""
         self._host_moment = next(_moments)
 
     def host_memory(self) -> Array:
@@ -152,7 +152,7 @@ class Storage:
         Storage.has_changed()
 
     def alternate(self, array: Array) -> None:
-        """Newer values in other memory that only runs write.
+        """Use newer values in other memory that only runs write.
 
         What the host writes from now on goes into memory of its own: the array is read-only.
         """
@@ -161,7 +161,7 @@ class Storage:
 
     @staticmethod
     def has_changed() -> None:
-        """Whatever was bound must be looked up again."""
+        """Note that bound memory must be looked up again."""
         Storage.changes += 1
         Storage.rebindings += 1
 

@@ -41,7 +41,7 @@ class TensorState:
     bound_at: int = 0
     #: The graphs that may hold the tensor's values, or change them, by references that all tensors of a graph share.
     resident_references: tuple[weakref.ref[Session], ...] = ()
-    #: What graphs that are gone computed last, and in which run.
+    #: (run, value): the last value that a graph computed before it was deleted.
     left_values: tuple[int, Array | None] = (0, None)
     #: The node that computes the tensor, which may be gone.
     producer: weakref.ref[Node] | None = None
@@ -54,7 +54,7 @@ class TensorState:
     optimizer_storages: list[Storage] = []  # noqa: RUF012  never changed in place, only replaced
     #: Did the caller supply that state? State an earlier graph left behind is not taken over.
     has_callers_optimizer_data: bool = False
-    #: Has a warning said that its values are not kept?
+    #: Was there already a warning that its values are not kept?
     _told: bool = False
 
     @property
@@ -94,7 +94,7 @@ class TensorState:
         return sorted(residents, key=lambda resident: -int(resident.last_run))
 
     def outdated(self) -> None:
-        """What graphs were compiled with no longer holds."""
+        """Something that graphs were compiled with has changed: they compile again before the next run."""
         for resident in self.residents:
             resident.outdated()
 

@@ -177,21 +177,21 @@ def _is_one_number(node: Node, tensor: Tensor) -> bool:
     return is_sum or tensor.descriptor.element_count == 1
 
 
-#: What a loss applies to its source, and the loss that does not.
+#: The function that a loss applies to its source, and the loss that does the same without it.
 _FUNCTIONS_IN_LOSSES = {
     LossType.SOFTMAX_CROSS_ENTROPY: ("softmax", "categorical cross entropy"),
     LossType.SIGMOID_CROSS_ENTROPY: ("sigmoid", "log"),
 }
 
 
-#: What a loss expects its source to end with, and the loss that applies it itself.
+#: The function that a loss expects at the end of its source, and the loss that applies it itself.
 _FUNCTIONS_BEFORE_LOSSES = {
     LossType.CATEGORICAL_CROSS_ENTROPY: ("softmax", "softmax cross entropy"),
     LossType.LOG: ("sigmoid", "sigmoid cross entropy"),
 }
 
 
-#: What a loss over classes is where there is one of them.
+#: What is wrong with a loss over classes when there is only one class.
 _OF_ONE_CLASS = {
     LossType.SOFTMAX_CROSS_ENTROPY: "the loss is always 0, and nothing is learned. For a yes or no use a sigmoid cross "
     "entropy loss, for numbers mean squared error.",

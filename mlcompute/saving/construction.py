@@ -23,14 +23,14 @@ from mlcompute.saving.custom import Custom, custom_class, custom_name, own_argum
 from mlcompute.saving.plain import JSON, plain, restored
 from mlcompute.tensor import Tensor, TensorParameter
 
-#: Arguments that only spell others in another way, or that belong to the state of a run: left out.
+#: Arguments that are left out: other forms of arguments that are written anyway.
 _LEFT_OUT = {
     "ConvolutionDescriptor": {"kernel_width", "kernel_height"},
     "ReductionLayer": {"dimension"},
     "ParameterGroup": {"layers"},
 }
 
-#: Arguments whose value is not the attribute of the same name.
+#: Arguments whose value is not in the attribute of the same name -> how to get it.
 _ELSEWHERE: dict[tuple[str, str], Callable[[Any], object]] = {
     ("PaddingLayer", "padding"): lambda p: [p.padding_top, p.padding_bottom, p.padding_left, p.padding_right],
     ("SplitLayer", "split_count"): lambda s: None if s.split_section_lengths else s.split_count,
@@ -41,12 +41,12 @@ _ELSEWHERE: dict[tuple[str, str], Callable[[Any], object]] = {
     ("ParameterGroup", "clip_norm"): lambda g: g.given[2],
 }
 
-#: Arguments that are written only when they differ from this: files from before they existed describe the same graph.
+#: Arguments that are written only when they differ from this default: files of earlier versions do not have them.
 _ONLY_OTHERS: dict[str, object] = {
     "groups": (), "average_decay": 0.0, "lookahead_steps": 0, "lookahead_scale": 0.5,
 }  # fmt: skip
 
-#: Arguments that files of earlier versions lack, and what graphs were built with then.
+#: Arguments that files of earlier versions do not have -> the values those versions used.
 _BEFORE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "LossDescriptor": lambda values: {"class_axis": 1} if values.get("loss_type") in CLASS_SUMMED else {},
 }

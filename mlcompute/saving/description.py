@@ -36,7 +36,7 @@ from mlcompute.saving.plain import JSON, shortened, to_text
 from mlcompute.tensor import Tensor, TensorDescriptor, TensorParameter
 from mlcompute.training import TrainingGraph
 
-#: When something is built is not what a graph is: a file that says so could not be read by versions before.
+#: DEFER_SINGLE_PASSES says only when programs are built, and earlier versions could not read a file with it.
 _SAVED_OPTIONS = [
     one for one in GraphCompilationOptions if one and one is not GraphCompilationOptions.DEFER_SINGLE_PASSES
 ]

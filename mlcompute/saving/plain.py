@@ -18,7 +18,7 @@ from mlcompute.errors import DataError
 JSON = Any
 
 _LONGEST_REASON = 1000
-#: Characters of a text whose objects the cyclic collector would walk again and again while it is read.
+#: Characters of a text whose objects the cyclic collector would traverse again and again while it is read.
 _LARGE = 1 << 20
 
 #: Turns a value JSON has no form for into one it has; raises TypeError for what it does not know.

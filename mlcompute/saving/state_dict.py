@@ -10,7 +10,7 @@ Names are a layer's name and PyTorch's own for the parameter: `dense1.weight`, `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,10 +167,8 @@ def _entries(graph: Graph) -> tuple[dict[str, _Entry], dict[str, str]]:
 
 
 def _of_layer(layer: Layer) -> dict[str, _Entry]:
-    if isinstance(layer, LSTMLayer):
-        return _lstm(layer)
-    if isinstance(layer, (GRULayer, RNNLayer)):
-        return _one_state(layer)
+    if isinstance(layer, (LSTMLayer, GRULayer, RNNLayer)):
+        return _recurrent(layer)
     if isinstance(layer, MultiheadAttentionLayer):
         return _attention(layer)
     slots = slots_of(layer)
@@ -215,44 +213,26 @@ def _kernels(weights: Tensor, d: ConvolutionDescriptor) -> _Entry:
     )
 
 
-def _lstm(layer: LSTMLayer) -> dict[str, _Entry]:
-    """Gates i, f, g, o in one array, as PyTorch has them; it keeps two biases where we keep their sum."""
-    d, found = layer.descriptor, {}
-    hidden, directions = d.hidden_size, d.direction_count
-    for direction in range(directions):
-        for number in range(d.layer_count):
-            first = 4 * (direction * d.layer_count + number)
-            suffix = f"l{number}" + ("_reverse" if direction else "")
-            width = d.input_size if number == 0 else directions * hidden
-            groups = {
-                f"weight_ih_{suffix}": (layer.input_weights, (hidden, width)),
-                f"weight_hh_{suffix}": (layer.hidden_weights, (hidden, hidden)),
-                f"bias_ih_{suffix}": (layer.biases, (hidden,)),
-                f"weight_peephole_{suffix}": (layer.peephole_weights, (hidden, hidden)),
-            }
-            for name, (tensors, shape) in groups.items():
-                if tensors:
-                    found[name] = _Entry(list(tensors[first : first + 4]), shape)
-            if layer.biases:
-                found[f"bias_hh_{suffix}"] = _Entry(list(layer.biases[first : first + 4]), (hidden,), adds=True)
-    return found
-
-
-def _one_state(layer: GRULayer | RNNLayer) -> dict[str, _Entry]:
-    """Weights and biases as PyTorch has them."""
+def _recurrent(layer: LSTMLayer | GRULayer | RNNLayer) -> dict[str, _Entry]:
+    """Gates in one array, as PyTorch has them. Of an LSTM it keeps two biases where we keep their sum."""
     d = layer.descriptor
+    lists: dict[str, Sequence[Tensor] | None] = {"weight_ih": layer.input_weights, "weight_hh": layer.hidden_weights}
+    if isinstance(layer, LSTMLayer):
+        gates, rows = 4, d.hidden_size  # a tensor per gate
+        lists |= {"bias_ih": layer.biases, "weight_peephole": layer.peephole_weights, "bias_hh": layer.biases}
+    else:
+        gates, rows = 1, layer.gate_count * d.hidden_size
+        lists |= {"bias_ih": layer.input_biases, "bias_hh": layer.hidden_biases}
     found: dict[str, _Entry] = {}
-    rows = layer.gate_count * d.hidden_size
     for index in range(d.layer_count * d.direction_count):
         direction, number = divmod(index, d.layer_count)
-        suffix = f"l{number}" + ("_reverse" if direction else "")
-        shapes = {
-            f"weight_ih_{suffix}": (layer.input_weights, (rows, layer.input_width(number))),
-            f"weight_hh_{suffix}": (layer.hidden_weights, (rows, d.hidden_size)),
-            f"bias_ih_{suffix}": (layer.input_biases, (rows,)),
-            f"bias_hh_{suffix}": (layer.hidden_biases, (rows,)),
-        }
-        found |= {name: _Entry([tensors[index]], shape) for name, (tensors, shape) in shapes.items() if tensors}
+        for name, tensors in lists.items():
+            if tensors:
+                width = layer.input_width(number) if name == "weight_ih" else d.hidden_size
+                shape = (rows, width) if name.startswith("weight") else (rows,)
+                own = list(tensors[gates * index : gates * (index + 1)])
+                adds = name == "bias_hh" and isinstance(layer, LSTMLayer)
+                found[f"{name}_l{number}" + ("_reverse" if direction else "")] = _Entry(own, shape, adds=adds)
     return found
 
 

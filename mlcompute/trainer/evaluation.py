@@ -38,7 +38,7 @@ class MeanLoss:
         means = {"": tuple(model.minimised)} | {name: (tensor,) for name, tensor in model.terms.items()}
         kinds = {"": model.reduction} | {name: model.reduction_of(tensor) for name, tensor in model.terms.items()}
         self._sums = {name for name, kind in kinds.items() if kind == ReductionType.SUM}
-        #: What the means divide by, where it is not the samples.
+        #: What the means are divided by, where that is not the number of samples.
         self._divisors = {name: model.divisor(*parts) for name, parts in means.items() if name not in self._sums}
         self.rows = 0
         self.totals, self.counts = dict.fromkeys(means, 0.0), dict.fromkeys(means, 0.0)

@@ -62,7 +62,7 @@ class Fitting:
             plan = replace(plan, callbacks=[GroupSchedules(), *plan.callbacks])
         self.trainer, self.plan, self.display = trainer, plan, display
         self.epoch = self.batch = self.step = 0
-        #: Is everything that can be refused looked at?
+        #: Are all arguments and data checked?
         self.has_begun = False
         self.history = History()
         self.together = Together(trainer, plan.callbacks)
@@ -74,7 +74,7 @@ class Fitting:
         self._nan = NaNWarning(trainer, plan.callbacks)
         self._samples_here = 0
         self._seconds_before = 0.0
-        #: Path -> with the weights that validation uses?
+        #: Checkpoints to save: path -> with the weights that validation uses?
         self._to_save: dict[str, bool] = {}
         #: Were the final weights chosen by a callback that judges them?
         self.has_final_weights = False

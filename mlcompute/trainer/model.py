@@ -52,13 +52,7 @@ from mlcompute.training import TrainingGraph
 #: A Trainer runs whole steps.
 _OPTIONS = GraphCompilationOptions.DEFER_SINGLE_PASSES
 #: Losses that compare with numbers from 0 to 1.
-_FROM_0_TO_1 = (
-    LossType.SOFTMAX_CROSS_ENTROPY,
-    LossType.SIGMOID_CROSS_ENTROPY,
-    LossType.CATEGORICAL_CROSS_ENTROPY,
-    LossType.LOG,
-    LossType.HINGE,
-)
+_FROM_0_TO_1 = INDEXED | {LossType.SIGMOID_CROSS_ENTROPY, LossType.LOG, LossType.HINGE}
 
 
 class Model(Predictor):
@@ -138,9 +132,9 @@ class Model(Predictor):
             *tensors,
             request.batch_size,
             compared,
-            self._probabilities(labels),
+            self._read_by(_FROM_0_TO_1, labels),
             class_axes=self._class_axes(),
-            over_classes=self._over_classes(labels),
+            over_classes=self._read_by(INDEXED, labels),
             shared=request.shared,
             added=request.added,
             classes=self._classes(labels),
@@ -354,12 +348,12 @@ class Model(Predictor):
             )
         return tables
 
-    def _probabilities(self, labels: Mapping[str, Tensor]) -> frozenset[str]:
-        """Names of the labels that are to lie between 0 and 1."""
+    def _read_by(self, losses: frozenset[LossType], labels: Mapping[str, Tensor]) -> frozenset[str]:
+        """Names of the labels that losses of these kinds compare with."""
         read = {
             label
             for node in self._nodes
-            if isinstance(node.layer, LossLayer) and node.layer.descriptor.loss_type in _FROM_0_TO_1
+            if isinstance(node.layer, LossLayer) and node.layer.descriptor.loss_type in losses
             for label in node.labels
         }
         return frozenset(name for name, tensor in labels.items() if tensor in read)
@@ -485,16 +479,6 @@ class Model(Predictor):
         names = {tensor: name for name, tensor in definition_of(self.training).declared.labels.items()}
         labelled = [node for node in self._nodes if node.labels and node.labels[0] in names]
         return {names[node.labels[0]]: class_axis_of_loss(node) or 0 for node in labelled}
-
-    def _over_classes(self, labels: Mapping[str, Tensor]) -> frozenset[str]:
-        """Names of the labels that are one class of several, so that whole numbers can only be classes."""
-        read = {
-            label
-            for node in self._nodes
-            if isinstance(node.layer, LossLayer) and node.layer.descriptor.loss_type in INDEXED
-            for label in node.labels
-        }
-        return frozenset(name for name, tensor in labels.items() if tensor in read)
 
     @property
     def parameters(self) -> list[Tensor]:

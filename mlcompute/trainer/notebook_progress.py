@@ -29,7 +29,7 @@ class NotebookProgress(Lines):
         self._shown = self._drawn = 0.0
 
     def begin(self, epochs: int, steps: int | None, first_epoch: int, first_step: int) -> None:
-        self._begun, self._steps, self._first = time.perf_counter(), steps, first_epoch
+        self._begun, self._steps = time.perf_counter(), steps
         self._handle = importlib.import_module("IPython.display").display(self, display_id=True)
         super().begin(epochs, steps, first_epoch, first_step)
 

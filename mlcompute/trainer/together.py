@@ -29,7 +29,7 @@ class Together:
         self.is_shared = self._group is not None
         self._callbacks = callbacks
         private = [one for one in callbacks if not one.runs_on_every_process]
-        #: May what only rank 0 calls decide something between two steps?
+        #: Can callbacks that only rank 0 calls change the run between two steps?
         self._decides_in_step = any(
             getattr(type(one), hook) is not getattr(Callback, hook) for one in private for hook in _BATCH_HOOKS
         )

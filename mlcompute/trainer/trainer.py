@@ -448,15 +448,13 @@ class Trainer:
         else:
             save(path, self.training, progress={}, arrays={})
 
-    if not TYPE_CHECKING:
+    if not TYPE_CHECKING:  # a type checker would take every name for one that is there
         __setattr__ = refusing(
             {
                 "lr": "learning_rate",
                 "loss": "another Trainer(graph, loss=...), which begins with the same weights",
             }
         )
-
-    if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(

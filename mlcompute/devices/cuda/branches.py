@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlcompute.compiler.plan_memory import LARGE_MATMUL, MemoryPlan
-from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
-from mlcompute.devices.cuda.merge_launches import Touched, Work
+from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status, Work
+from mlcompute.devices.cuda.merge_launches import Touched
 
 if TYPE_CHECKING:
     from mlcompute.devices.cuda.cuda_bindings import CudaDriver

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Status
+from mlcompute.devices.cuda.kernels.launch import Launch, Status, Work
 from mlcompute.devices.cuda.memory import CudaBuffer, Pinned, Staging
 from mlcompute.devices.cuda.pinned_copies import Copy
 from mlcompute.devices.device import Completion
@@ -46,7 +46,7 @@ class Statuses:
     def __init__(
         self,
         engine: Cuda,
-        work: Sequence[Launch | LibraryCall],
+        work: Sequence[Work],
         explain: Callable[[Step], str | None],
         turns: int = 1,
     ) -> None:

@@ -17,7 +17,7 @@ from mlcompute.devices.cuda.completion import CudaCompletion, Statuses
 from mlcompute.devices.cuda.exchange import GpuArray
 from mlcompute.devices.cuda.failed_step import explain
 from mlcompute.devices.cuda.input_blocks import RESULT_BYTES, InputBlocks, KeptValue, Reader, SmallPart
-from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall
+from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Work
 from mlcompute.devices.cuda.kernels.table import KERNELS
 from mlcompute.devices.cuda.memory import CudaBuffer, PlacedConstants
 from mlcompute.devices.cuda.merge_launches import merge_launches, without_unused
@@ -33,7 +33,6 @@ from mlcompute.ops.op import Array, Step, Value
 if TYPE_CHECKING:
     from mlcompute.devices.cuda.device import Cuda
 
-Work = Launch | LibraryCall
 #: Which inputs lie in memory of other libraries, and where: (number of the value, address).
 Lent = tuple[tuple[int, int], ...]
 #: Phases, block of inputs, and such memory.

@@ -20,11 +20,9 @@ from mlcompute.compiler.assign_offsets import Placement
 from mlcompute.compiler.plan_memory import MemoryPlan
 from mlcompute.compiler.program import Program
 from mlcompute.devices.cuda.codegen.joined_source import Part, one_after_the_other, side_by_side
-from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Rows, Status
+from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Rows, Status, Work
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.op import Step, Value
-
-Work = Launch | LibraryCall
 
 #: Bytes that a kernel's arguments may have together; the limit is 32 kB.
 _ARGUMENT_BYTES = 30_000

@@ -166,20 +166,25 @@ class _Recurrence:
             last = [ops.transpose(s, (1, 0, 2)) for s in last]
         return (y, *last)[: self.call.output_count]
 
+    def blocks(self, value: Value, axis: int, count: int) -> list[Value]:
+        """Blocks of `hidden` along an axis: the parts of weights, biases or sums that belong to the gates."""
+        return [ops.slice_axis(value, axis, k * self.hidden, (k + 1) * self.hidden) for k in range(count)]
+
     def gates_of(self, z: Value) -> list[Value]:
-        axis = z.rank - 1
-        return [ops.slice_axis(z, axis, k * self.hidden, (k + 1) * self.hidden) for k in range(self.gates)]
+        return self.blocks(z, z.rank - 1, self.gates)
+
+    def weights(self, index: int, direction: int) -> Value:
+        """W (1) or R (2) of one direction."""
+        found = self.part(index, direction)
+        assert found is not None
+        return found
 
     def from_input(self, direction: int) -> Value:
         """x Wᵀ for all times.   (time, batch, gates)"""
-        w = self.part(1, direction)
-        assert w is not None
-        return ops.matmul(self.x, ops.transpose(w))
+        return ops.matmul(self.x, ops.transpose(self.weights(1, direction)))
 
     def recurrent(self, direction: int) -> Value:
-        r = self.part(2, direction)
-        assert r is not None
-        return ops.transpose(r)
+        return ops.transpose(self.weights(2, direction))
 
 
 def _plus(a: Value, b: Value | None) -> Value:
@@ -248,27 +253,19 @@ def _by_op(r: _Recurrence, direction: int, cell: str, w: Value, back: Value, bia
 
 
 def _plain_rnn(r: _Recurrence, direction: int) -> Pass:
-    w, back = r.part(1, direction), r.part(2, direction)
-    assert w is not None
-    assert back is not None
+    w, back = r.weights(1, direction), r.weights(2, direction)
     wb, rb = r.biases(direction)
     return _by_op(r, direction, r.names[direction], w, back, None if wb is None or rb is None else wb + rb)
 
 
 def _plain_gru(r: _Recurrence, direction: int) -> Pass:
     """The op has the parts n, r, z of the input, r, z, n of the state, and n, r, z and the state's n of the bias."""
-
-    def parts(value: Value) -> list[Value]:
-        return [ops.slice_axis(value, 0, k * r.hidden, (k + 1) * r.hidden) for k in range(3)]
-
-    w, back = r.part(1, direction), r.part(2, direction)
-    assert w is not None
-    assert back is not None
-    (wz, wr, wn), (rz, rr, rn) = parts(w), parts(back)
+    w, back = r.weights(1, direction), r.weights(2, direction)
+    (wz, wr, wn), (rz, rr, rn) = r.blocks(w, 0, 3), r.blocks(back, 0, 3)
     wb, rb = r.biases(direction)
     bias = None
     if wb is not None and rb is not None:
-        (bz, br, bn), (cz, cr, cn) = parts(wb), parts(rb)
+        (bz, br, bn), (cz, cr, cn) = r.blocks(wb, 0, 3), r.blocks(rb, 0, 3)
         bias = ops.concatenate([bn, br + cr, bz + cz, cn], 0)
     return _by_op(r, direction, "gru", ops.concatenate([wn, wr, wz], 0), ops.concatenate([rr, rz, rn], 0), bias)
 
@@ -291,12 +288,10 @@ def _plain_lstm(r: _Recurrence, direction: int) -> Pass:
     assert r.reverses is not None
 
     def reordered(value: Value) -> Value:
-        i, o, f, c = (ops.slice_axis(value, 0, k * r.hidden, (k + 1) * r.hidden) for k in range(4))
+        i, o, f, c = r.blocks(value, 0, 4)
         return ops.concatenate([i, f, c, o], 0)
 
-    w, back = r.part(1, direction), r.part(2, direction)
-    assert w is not None
-    assert back is not None
+    w, back = r.weights(1, direction), r.weights(2, direction)
     wb, rb = r.biases(direction)
     bias = ops.full(r.x, (4 * r.hidden,), 0.0) if wb is None or rb is None else reordered(wb + rb)
     x = ops.transpose(r.x, (1, 0, 2))
@@ -312,11 +307,7 @@ def _general_lstm(r: _Recurrence, direction: int) -> Pass:
     wb, rb = r.biases(direction)
     z, back = _plus(_plus(r.from_input(direction), wb), rb), r.recurrent(direction)
     peep = r.part(7, direction)
-    pi, po, pf = (
-        (None, None, None)
-        if peep is None
-        else (ops.slice_axis(peep, 0, k * r.hidden, (k + 1) * r.hidden) for k in range(3))
-    )
+    pi, po, pf = (None, None, None) if peep is None else r.blocks(peep, 0, 3)
     coupled = bool(r.call.attribute("input_forget", 0))
 
     def seen(zk: Value, p: Value | None, c: Value) -> Value:

@@ -59,7 +59,7 @@ class AUC(ClassMetric):
             if self.from_logits is None:
                 raise DataError(f"metric '{self.name}': are these logits or probabilities?", fix="pass from_logits=")
             scores, classes, counted = self.class_labels(prediction, labels)
-            scores = probabilities(scores, over_classes=True) if self.from_logits else scores
+            scores = probabilities(scores) if self.from_logits else scores
             right = np.expand_dims(classes, 1) == np.arange(scores.shape[1]).reshape(-1, *(1,) * (classes.ndim - 1))
             if counted is not None:
                 scores, right = (np.moveaxis(part, 1, -1)[counted] for part in (scores, right))

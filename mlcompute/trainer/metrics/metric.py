@@ -233,12 +233,8 @@ class ClassMetric(Metric):
         return (rows & seen).sum(axis=1) / np.maximum(many, 1), many.astype(np.float64)
 
 
-def probabilities(logits: Array, *, over_classes: bool) -> Array:
-    """Softmax over axis 1, or the sigmoid of every output; in float64."""
-    if not over_classes:
-        # Of two forms the one whose exponential cannot overflow.
-        small = np.exp(-np.abs(logits.astype(np.float64)))
-        return np.where(logits >= 0, 1 / (1 + small), small / (1 + small))
+def probabilities(logits: Array) -> Array:
+    """Softmax over axis 1, in float64."""
     powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     found: Array = powers / powers.sum(axis=1, keepdims=True)
     return found

@@ -14,7 +14,7 @@ import numpy as np
 
 from mlcompute.devices.cuda import cublaslt
 from mlcompute.devices.cuda.cublaslt import library as lt
-from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Row
+from mlcompute.devices.cuda.kernels.launch import LibraryCall, Row, Work
 from mlcompute.devices.cuda.kernels.matmul import ALIGNMENT, copied_bytes, library_call, no_gpu, workspace_bytes
 from mlcompute.devices.cuda.kernels.small_matmul import is_small, small_matmul
 from mlcompute.devices.cuda.libraries import current_gpu
@@ -28,7 +28,7 @@ _LINE = 8
 _FLOAT, _MASK = np.dtype(np.float32), np.dtype(np.uint8)
 
 
-def activation_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCall]:
+def activation_launches(step: Step, operands: Operands) -> Sequence[Work]:
     """An activation of a b or a b + bias, or a b times the slope of one, in one call."""
     vector, matrix, kernel = _parts(step)
     a, b, y = matrices(step, operands)

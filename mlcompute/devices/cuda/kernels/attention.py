@@ -22,7 +22,7 @@ from mlcompute.devices.cuda.kernels.attention_source import (
 )
 from mlcompute.devices.cuda.kernels.attention_tiles import ROWS, THREADS, Form
 from mlcompute.devices.cuda.kernels.cudnn_attention import library_calls, library_workspace
-from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row
+from mlcompute.devices.cuda.kernels.launch import Argument, Launch, Row, Work
 from mlcompute.devices.loop_nest import Operand, Operands, broadcast_strides
 from mlcompute.devices.precision import matmul_precision
 from mlcompute.ops.bfloat16 import is_bfloat16
@@ -36,7 +36,7 @@ _SIZES = np.dtype(
 )
 
 
-def attention_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCall]:
+def attention_launches(step: Step, operands: Operands) -> Sequence[Work]:
     """cuDNN; or a block per 64 queries of a head, after a kernel that looks at a mask of several tiles."""
     inputs = [operands[value] for value in step.inputs]
     results = [operands[value] for value in step.results]
@@ -51,7 +51,7 @@ def attention_launches(step: Step, operands: Operands) -> Sequence[Launch | Libr
     return [*launches, launch]
 
 
-def gradient_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCall]:
+def gradient_launches(step: Step, operands: Operands) -> Sequence[Work]:
     """cuDNN; or one kernel for dq and what the softmax needs, one for dk and dv; one before them as for attention."""
     dy, kept, inputs = _gradient_inputs([operands[value] for value in step.inputs], step)
     dq, dk, dv = _gradient_results(step, operands)

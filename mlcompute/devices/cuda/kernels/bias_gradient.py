@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from mlcompute.devices.cuda import cublaslt
+from mlcompute.devices.cuda.codegen.types import FLOAT
 from mlcompute.devices.cuda.cublaslt import library as lt
 from mlcompute.devices.cuda.kernels.activation_epilogue import matrices
-from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Row
+from mlcompute.devices.cuda.kernels.launch import LibraryCall, Row, Work
 from mlcompute.devices.cuda.kernels.matmul import (
     ALIGNMENT,
     copied_bytes,
@@ -31,10 +30,9 @@ from mlcompute.ops.bfloat16 import is_bfloat16
 from mlcompute.ops.op import Step
 
 _KERNEL = "cuBLASLt with bias gradient"
-_FLOAT = np.dtype(np.float32)
 
 
-def bias_gradient_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCall]:
+def bias_gradient_launches(step: Step, operands: Operands) -> Sequence[Work]:
     """a b, and the sums of a factor, in one call."""
     a, b, y = matrices(step, operands)
     sums = operands[step.results[1]]
@@ -51,9 +49,9 @@ def bias_gradient_launches(step: Step, operands: Operands) -> Sequence[Launch | 
 def supports_bias_gradient(step: Step) -> bool:
     """Are results float32, is the product large, and has cuBLASLt an algorithm?"""
     a, b = step.inputs[:2]
-    if any(value.dtype != _FLOAT for value in step.results) or a.dtype != b.dtype or not a.size or not b.size:
+    if any(value.dtype != FLOAT for value in step.results) or a.dtype != b.dtype or not a.size or not b.size:
         return False
-    if (a.dtype != _FLOAT and not is_bfloat16(a.dtype)) or is_small(a, b, step.results[0]):
+    if (a.dtype != FLOAT and not is_bfloat16(a.dtype)) or is_small(a, b, step.results[0]):
         return False
     gpu = current_gpu()
     if gpu is None:

@@ -26,7 +26,7 @@ from mlcompute.devices.cuda.kernels.few_channel_convolution import (
     few_channel_workspace,
     has_few_channels,
 )
-from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Row
+from mlcompute.devices.cuda.kernels.launch import Launch, LibraryCall, Row, Work
 from mlcompute.devices.cuda.kernels.matmul import ALIGNMENT, aligned, no_gpu
 from mlcompute.devices.cuda.kernels.strided_copy import strided_copy
 from mlcompute.devices.cuda.kernels.tensor_core_convolution import convolution_tiling, tensor_core_launches
@@ -43,7 +43,7 @@ from mlcompute.ops.images import last_shape
 from mlcompute.ops.op import Step
 
 
-def convolution_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCall]:
+def convolution_launches(step: Step, operands: Operands) -> Sequence[Work]:
     """One convolution, or one of its gradients."""
     if step.results[0].size == 0:
         return []
@@ -69,7 +69,7 @@ def convolution_launches(step: Step, operands: Operands) -> Sequence[Launch | Li
     return direct_launches(step, operands) if plan is None else _library_launches(step, operands, plan)
 
 
-def epilogue_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCall]:
+def epilogue_launches(step: Step, operands: Operands) -> Sequence[Work]:
     """A convolution, a bias and maybe relu."""
     if step.results[0].size == 0:
         return []
@@ -146,7 +146,7 @@ def _weight_bytes(step: Step, problem: ConvolutionProblem) -> int:
     return -(-weights.size * dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
 
-def _library_launches(step: Step, operands: Operands, plan: ConvolutionPlan) -> Sequence[Launch | LibraryCall]:
+def _library_launches(step: Step, operands: Operands, plan: ConvolutionPlan) -> Sequence[Work]:
     """cuDNN's plan; weights are brought into its order before it, or their gradient into ours after it."""
     problem, reordered = plan.problem, _weight_bytes(step, plan.problem)
     first, second, result = (operands[value] for value in (*step.inputs, *step.results))

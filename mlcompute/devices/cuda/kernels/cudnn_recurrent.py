@@ -18,7 +18,7 @@ from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.types import FLOAT, memory_type
 from mlcompute.devices.cuda.cudnn import RecurrentPlan, RecurrentProblem
 from mlcompute.devices.cuda.cudnn.library import DATA_BFLOAT16, DATA_FLOAT
-from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row
+from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row, Work
 from mlcompute.devices.cuda.kernels.matmul import ALIGNMENT, aligned
 from mlcompute.devices.cuda.kernels.strided_copy import strided_copy
 from mlcompute.devices.cuda.libraries import current_gpu
@@ -27,7 +27,6 @@ from mlcompute.devices.precision import matmul_precision
 from mlcompute.ops.bfloat16 import is_bfloat16
 from mlcompute.ops.op import Shape, Step, Value
 
-Work = Launch | LibraryCall
 #: The products inside are cuBLAS's, which has one workspace for all calls of cuDNN.
 _IS_ALONE = True
 

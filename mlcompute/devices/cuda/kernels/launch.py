@@ -121,8 +121,9 @@ class LibraryCall:
         return {operand.base for operand in self.operands}, {self.operands[k].base for k in self.writes}
 
 
-#: Makes the launches of a step. Only asked for steps that the table's `supports` said yes to.
-Maker = Callable[[Step, Operands], Sequence["Launch | LibraryCall"]]
+Work = Launch | LibraryCall
+#: Makes the launches of a step. Only called for steps that `supports` of the table's row accepts.
+Maker = Callable[[Step, Operands], Sequence[Work]]
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,11 @@ import numpy as np
 
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.types import memory_type
-from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Status
+from mlcompute.devices.cuda.kernels.launch import Argument, Launch, Status, Work
 from mlcompute.devices.cuda.kernels.matmul import gemm_launches
 from mlcompute.devices.cuda.kernels.strided_copy import strided_copy, transposed
 from mlcompute.devices.loop_nest import Operand
 from mlcompute.ops.op import Step
-
-Work = Launch | LibraryCall
 
 
 @dataclass(frozen=True)

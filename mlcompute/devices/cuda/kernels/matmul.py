@@ -13,7 +13,7 @@ from mlcompute.devices.cuda import cublaslt
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.codegen.types import is_element, loaded, memory_type, register_type, stored
 from mlcompute.devices.cuda.cublaslt import library as lt
-from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row
+from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row, Work
 from mlcompute.devices.cuda.kernels.small_matmul import is_small, small_matmul
 from mlcompute.devices.cuda.kernels.strided_copy import transposed
 from mlcompute.devices.cuda.kernels.transposed_copy import TILE, is_transposed, transposed_copy
@@ -42,7 +42,7 @@ _SLOW_RATE, _FAST_RATE, _COPY_RATE, _LAUNCH_TIME = 190e12, 300e12, 2.5e12, 3e-6
 _TILE, _DEPTH, _THREADS, _PER_THREAD = 64, 16, 16, 4
 
 
-def matmul_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCall]:
+def matmul_launches(step: Step, operands: Operands) -> Sequence[Work]:
     """y = a b over leading axes that broadcast."""
     a, b, y = operands[step.inputs[0]], operands[step.inputs[1]], operands[step.results[0]]
     if y.size == 0:
@@ -91,9 +91,7 @@ def copied_bytes(step: Step) -> int:
     return smaller if saved > 2 * smaller / _COPY_RATE + _LAUNCH_TIME else 0
 
 
-def gemm_launches(
-    step: Step, a: Operand, b: Operand, y: Operand, workspace: Operand | None
-) -> Sequence[Launch | LibraryCall]:
+def gemm_launches(step: Step, a: Operand, b: Operand, y: Operand, workspace: Operand | None) -> Sequence[Work]:
     """y = a b for any operands, as a step of its own or as a part of one; without a GPU by our own kernel."""
     gpu = current_gpu()
     if is_small(a, b, y):
@@ -116,7 +114,7 @@ def _is_for_library(a: Operand, b: Operand, y: Operand) -> bool:
     return len(parts) <= _MOST_CALLS and all(cublaslt.problem_of(*part, True) is not None for part in parts)
 
 
-def epilogue_launches(step: Step, operands: Operands) -> Sequence[Launch | LibraryCall]:
+def epilogue_launches(step: Step, operands: Operands) -> Sequence[Work]:
     """a b + bias: in one call where cuBLASLt can, else in a second pass over the result."""
     a, b, bias = (operands[value] for value in step.inputs)
     y = operands[step.results[0]]

@@ -16,7 +16,7 @@ import numpy as np
 from mlcompute.devices.cuda.codegen.types import FLOAT, memory_type
 from mlcompute.devices.cuda.kernels import lstm_steps
 from mlcompute.devices.cuda.kernels.column_sums import column_sums
-from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row, Status
+from mlcompute.devices.cuda.kernels.launch import Argument, Launch, Row, Status, Work
 from mlcompute.devices.cuda.kernels.lstm_source import MOST_HIDDEN, Form, backward_source, forward_source
 from mlcompute.devices.cuda.kernels.matmul import ALIGNMENT, gemm_launches
 from mlcompute.devices.cuda.kernels.strided_copy import reshaped, strided_copy, transposed
@@ -25,7 +25,6 @@ from mlcompute.devices.loop_nest import Operand, Operands, dense_strides
 from mlcompute.ops.op import Shape, Step
 from mlcompute.ops.rnn import CELLS
 
-Work = Launch | LibraryCall
 #: Memory that cuBLASLt may use for each of the products.
 _PRODUCT_BYTES = 4 << 20
 #: Shared memory of a block that is not for weights.
@@ -112,6 +111,12 @@ class Plan:
         """The same, for kernels of one time."""
         return None if self.lengths is None else lstm_steps.Lengths(operands[self.lengths], self.length_status())
 
+    def dense_inputs(self, operands: Operands, x: Operand, copy: Operand) -> tuple[Sequence[Work], Operand]:
+        """x in order, 0 beyond each sequence's length, and what copies it before if it is not so."""
+        if self.lengths is not None:
+            return [lstm_steps.masked_copy(self.step, x, copy, operands[self.lengths])], copy
+        return ([], x) if x.is_dense else (strided_copy(self.step, x, copy), copy)
+
     def recurrence(self, source: str, arguments: list[Argument], writes: list[int]) -> Launch:
         """The kernel that goes through all times."""
         name = "lstm recurrence" if self.is_lstm else f"{self.step.attributes['cell']} recurrence"
@@ -168,12 +173,8 @@ def gradient_launches(step: Step, operands: Operands) -> Sequence[Work]:
         launches += lstm_steps.backward_launches(step, plan.reverse, wh, given, plan.step_lengths(operands), scratch)
     rows = plan.samples * plan.times
     parts = memory["db"] if plan.in_one_kernel else reshaped(dz, (rows, 4 * plan.hidden))
-    if plan.lengths is not None:
-        launches.append(lstm_steps.masked_copy(step, x, memory["x"], operands[plan.lengths]))
-        x = memory["x"]
-    elif not x.is_dense:
-        launches += strided_copy(step, x, memory["x"])
-        x = memory["x"]
+    copies, x = plan.dense_inputs(operands, x, memory["x"])
+    launches += copies
     columns = transposed(reshaped(dz, (rows, 4 * plan.hidden)))
     launches += gemm_launches(step, dz, wx, dx, scratch)
     launches += gemm_launches(step, columns, reshaped(x, (rows, plan.inputs)), dwx, scratch)

@@ -12,7 +12,7 @@ import numpy as np
 from mlcompute.devices.cuda.codegen.indexing import BLOCK, blocks_for
 from mlcompute.devices.cuda.kernels import rnn_source
 from mlcompute.devices.cuda.kernels.column_sums import column_sums
-from mlcompute.devices.cuda.kernels.launch import Argument, Launch, LibraryCall, Row
+from mlcompute.devices.cuda.kernels.launch import Argument, Launch, Row, Work
 from mlcompute.devices.cuda.kernels.lstm_steps import (
     at_time,
     first_state,
@@ -20,15 +20,12 @@ from mlcompute.devices.cuda.kernels.lstm_steps import (
     length_check,
     length_of,
     length_parameters,
-    masked_copy,
 )
 from mlcompute.devices.cuda.kernels.matmul import gemm_launches
 from mlcompute.devices.cuda.kernels.recurrent import Plan, supports_recurrence
 from mlcompute.devices.cuda.kernels.strided_copy import reshaped, strided_copy, transposed
 from mlcompute.devices.loop_nest import Operand, Operands
 from mlcompute.ops.op import Step
-
-Work = Launch | LibraryCall
 
 
 def rnn_launches(step: Step, operands: Operands) -> Sequence[Work]:
@@ -83,12 +80,8 @@ def gradient_launches(step: Step, operands: Operands) -> Sequence[Work]:
     else:
         given = (dy, dh_last, h0, y, gates, memory["dh"], dz, before, dh0)
         launches += _time_by_time(plan, operands, given, wh, scratch)
-    if plan.lengths is not None:
-        launches.append(masked_copy(step, x, memory["x"], operands[plan.lengths]))
-        x = memory["x"]
-    elif not x.is_dense:
-        launches += strided_copy(step, x, memory["x"])
-        x = memory["x"]
+    copies, x = plan.dense_inputs(operands, x, memory["x"])
+    launches += copies
     of_inputs, flat = _columns(dz, 0, plan.from_inputs * hidden), reshaped(dz, (rows, width))
     to_inputs = transposed(_columns(flat, 0, plan.from_inputs * hidden))
     to_hidden = transposed(_columns(flat, first, width))

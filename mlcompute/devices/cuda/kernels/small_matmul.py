@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mlcompute.devices.cuda.codegen.types import FLOAT
 from mlcompute.devices.cuda.kernels.launch import Argument, Launch
 from mlcompute.devices.loop_nest import Operand
 from mlcompute.devices.precision import matmul_precision
@@ -20,7 +21,6 @@ from mlcompute.ops.op import Step, Value
 
 #: Multiplications and additions from which cuBLASLt is faster.
 MOST_FLOPS = 1 << 25
-_FLOAT = np.dtype(np.float32)
 #: Blocks that should be at work.
 _BLOCKS = 96
 
@@ -54,7 +54,7 @@ def tiling_of(m: int, n: int, k: int) -> Tiling:
 
 def is_small(a: Operand | Value, b: Operand | Value, y: Operand | Value) -> bool:
     """Is a product for the kernel here?"""
-    if not matmul_precision.allows_tf32 or any(each.dtype != _FLOAT for each in (a, b, y)):
+    if not matmul_precision.allows_tf32 or any(each.dtype != FLOAT for each in (a, b, y)):
         return False
     if any(math.prod(each.shape[:-2]) != 1 for each in (a, b, y)) or min(y.size, a.size) == 0:
         return False
