@@ -21,6 +21,7 @@ import numpy as np
 from mlcompute.compiler.context import Context
 from mlcompute.compiler.conversion import conversion
 from mlcompute.compiler.fuse_normalization import NORMALIZATIONS
+from mlcompute.compiler.mark_kept import kept_in_one_call
 from mlcompute.compiler.rematerialize import recomputed_by_elementwise
 from mlcompute.compiler.simplify import drop_unused
 from mlcompute.ops.bfloat16 import bfloat16, is_bfloat16
@@ -66,8 +67,19 @@ _Uses = dict[Value, list[tuple[Step, Value]]]
 
 def lower_precision(steps: list[Step], context: Context) -> list[Step]:
     """The same steps with activations in bfloat16. What is rounded does not depend on the style of execution."""
-    groups = _elementwise_groups(steps)
-    run = _Rewriting(context, groups, *_stored_narrow(steps, context, groups), _pooled(steps))
+    # Programs that are run in phases have more steps: what nothing is trained by, but can be read. They decide nothing.
+    in_phases = context.program.runs_in_phases
+    decisive = drop_unused(steps, kept_in_one_call(context)) if in_phases else steps
+    groups = _elementwise_groups(decisive)
+    narrow, repeated = _stored_narrow(decisive, context, groups)
+    if len(decisive) < len(steps):
+        others = set(steps).difference(decisive)
+        alone = _elementwise_groups([step for step in steps if step in others])
+        groups |= {step: -number for step, number in alone.items()}
+        also, again = _stored_narrow(steps, context, groups)
+        narrow |= also.intersection(value for step in others for value in step.results)
+        repeated |= {number for number in again if number < 0}
+    run = _Rewriting(context, groups, narrow, repeated, _pooled(steps))
     for step in steps:
         run.add(step)
     return drop_unused(run.steps, context.kept)
@@ -257,8 +269,8 @@ class _Rewriting:
         self.views: dict[Value, Step] = {}  # float32 value -> the step that shows it, when it is a view
         self.joined: dict[Value, Step] = {}  # weights side by side -> the step that puts them there
         self.wide: dict[Value, Value] = {}  # float32 value -> its twin in float32 again
-        self.near: dict[Value, Value] = {}  # the same within one group of elementwise steps, or what is not rounded yet
-        self.group = 0
+        #: The same within one group of elementwise steps, or what is not rounded yet.
+        self.near: dict[int, dict[Value, Value]] = {}
 
     def add(self, step: Step) -> None:
         if step.op.is_view:
@@ -292,20 +304,20 @@ class _Rewriting:
 
     def _add_elementwise(self, step: Step) -> None:
         """In float32, between conversions that will be part of its kernel."""
-        if self.groups[step] != self.group:
-            self.group, self.near = self.groups[step], {}
+        group = self.groups[step]
+        near = self.near.setdefault(group, {})
         inputs = []
         for value in step.inputs:
             if value in self.narrow:
-                if value not in self.near:
-                    self.near[value] = self._converted(self._as_bfloat16(value, step), FLOAT32, step)
-                value = self.near[value]
+                if value not in near:
+                    near[value] = self._converted(self._as_bfloat16(value, step), FLOAT32, step)
+                value = near[value]
             inputs.append(value)
         (result,) = step.results
         self.steps.append(Step(step.op, tuple(inputs), step.results, step.attributes, step.layer, step.phase))
         if result in self.narrow:
-            if self.group not in self.repeated:  # else from the rounded number, which the gradient pass starts from
-                self.near[result] = result
+            if group not in self.repeated:  # else from the rounded number, which the gradient pass starts from
+                near[result] = result
             self.twins[result] = self._converted(result, bfloat16(), step)
 
     def _add_normalization(self, step: Step) -> None:

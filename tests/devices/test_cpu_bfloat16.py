@@ -116,6 +116,23 @@ def test_small_gradients_behind_pooling_round_alike_in_passes() -> None:
         assert one.tobytes() == other.tobytes()
 
 
+def test_layers_nobody_uses_round_nothing_else() -> None:
+    """Passes compute them, as somebody may read them; `execute` does not."""
+
+    def branching(graph: mlc.Graph) -> mlc.Tensor:
+        x = graph.dense(graph.input((32, 16), "x"), 24)
+        y = x.tanh() * 0.5
+        for unused in (y, x):
+            graph.dense(unused.exp(), 8)
+        return graph.dense((y + x).sigmoid(), CLASSES)
+
+    device = mlc.Device(engine=engine(), precision="bf16")
+    with pytest.warns(UserWarning, match="will not be trained"):
+        whole, split = (Trained(branching, device, split=split) for split in (False, True))
+    for one, other in zip(whole.weights, split.weights, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
 def kernels_of(network: Network) -> tuple[mlc.TrainingGraph, str]:
     graph = mlc.Graph()
     scores = network(graph)
