@@ -46,6 +46,7 @@ class Guarded:
         self._map = mmap.mmap(-1, max(end, PAGE))
         self.memory = np.frombuffer(self._map, np.uint8)
         self._address, self._nbytes = self.memory.ctypes.data, max(end, PAGE)
+        self.memory[:] = 0xFF  # NaN: what is read before it is written shows in the results
         for guard in guards:
             assert _mprotect(self._address + guard, PAGE, 0) == 0, "mprotect failed"
 

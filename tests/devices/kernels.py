@@ -90,6 +90,7 @@ class Bench:
         for value in (*self.step.results, *self.workspaces.values()):
             rooms[value] = np.full(value.nbytes + 2 * _GUARD, 0xA5, np.uint8)
             self._memory[value] = rooms[value][_GUARD : _GUARD + value.nbytes]
+            self._memory[value][:] = 0xFF  # NaN: what is read before it is written shows in the results
         for _, call, words in self.calls():
             for thread, piece in itertools.product(range(threads), reversed(range(pieces))):
                 call(thread | piece << PIECE_BITS | pieces << PIECES_BITS, threads, words.ctypes.data)

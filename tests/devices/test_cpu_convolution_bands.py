@@ -19,7 +19,7 @@ OPS = ("convolution", "convolution_input_gradient", "convolution_weight_gradient
 @pytest.mark.parametrize("kind", KINDS)
 def test_bands_of_rows(kind: str, samples: int, pieces: int, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLCOMPUTE_WINOGRAD", "0")
-    for name in ("planned_threads", "machine_slices"):
+    for name in ("machine_pieces", "machine_slices"):
         monkeypatch.setattr(convolution, name, lambda: pieces)
     monkeypatch.setattr(convolution, "columns_of", lambda step: None)
     monkeypatch.setattr(convolution, "_OWN", ())
@@ -31,7 +31,7 @@ def test_bands_of_rows(kind: str, samples: int, pieces: int, op: str, monkeypatc
 @pytest.mark.parametrize("op", OPS[:2])
 def test_one_image_is_shared(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLCOMPUTE_WINOGRAD", "0")
-    monkeypatch.setattr(convolution, "planned_threads", lambda: 4)
+    monkeypatch.setattr(convolution, "machine_pieces", lambda: 4)
     kind = ((1, 16, 64, 64), (32, 16, 7, 7), (2, 2), (1, 1), (3, 3, 3, 3), 1)
     bench = bench_of(op, kind, 1)
     assert bench.entries is not None

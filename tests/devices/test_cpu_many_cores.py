@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.workloads import ALL
+from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.codegen import addressing
 from mlcompute.devices.cpu.codegen.code import Code, vector_lanes
 from mlcompute.devices.cpu.gemm import matmul
@@ -287,3 +288,48 @@ def test_more_threads_than_cores_by_the_environment_give_the_same_bits() -> None
         ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
         found.append(ran.stdout)
     assert found[0] == found[1] != ""
+
+
+CONVOLVED = """
+import hashlib, os, sys
+from mlcompute.devices.cpu.runtime import machine
+cores, quota = int(sys.argv[1]), int(sys.argv[2])
+os.cpu_count, machine._cgroup_cores = lambda: cores, lambda: quota or None
+from mlcompute.devices.cpu.runtime.threads import planned_threads
+from tests.devices.test_cpu_many_cores import SLICED
+from tests.devices.test_cpu_convolution import bench_of
+print(planned_threads())
+for kind in SLICED:
+    for op in ("convolution", "convolution_input_gradient", "convolution_weight_gradient"):
+        print(hashlib.sha256(bench_of(op, kind).run()[0].tobytes()).hexdigest())
+"""
+#: Convolutions for which oneDNN has kernels that round otherwise where it is given other numbers of samples or rows.
+SLICED: list[tuple[Any, ...]] = [
+    ((9, 7, 9, 9), (40, 7, 9, 9), (1, 1), (1, 1), (0, 0, 0, 0), 1),
+    ((1, 48, 1, 70), (128, 48, 1, 3), (1, 1), (1, 1), (0, 0, 2, 2), 1),
+    ((3, 16, 1, 4000), (8, 16, 1, 11), (1, 1), (1, 3), (0, 0, 30, 24), 1),
+    ((1, 16, 150, 150), (4, 16, 5, 5), (2, 2), (1, 1), (0, 5, 2, 3), 1),
+    ((5, 80, 1, 153), (16, 80, 1, 5), (1, 1), (1, 6), (0, 0, 13, 16), 1),
+]
+
+
+@pytest.mark.skipif(onednn.load() is None, reason="oneDNN is not installed")
+@pytest.mark.parametrize(
+    ("cores", "quota", "settings"),
+    [
+        (2, 0, [{"MLCOMPUTE_NUM_THREADS": "2"}, {"MLCOMPUTE_NUM_THREADS": "16"}]),
+        (40, 0, [{"MLCOMPUTE_NUM_THREADS": "40"}, {"MLCOMPUTE_NUM_THREADS": "3"}, {"LOCAL_WORLD_SIZE": "4"}]),
+        (40, 20, [{"MLCOMPUTE_NUM_THREADS": "20"}, {"MLCOMPUTE_NUM_THREADS": "40"}]),
+    ],
+    ids=["2 cores", "40 cores", "20 of 40 cores"],
+)
+def test_convolutions_are_cut_by_the_machine(cores: int, quota: int, settings: list[dict[str, str]]) -> None:
+    """Not by the number of threads that the environment asks for, or that is left by other processes."""
+    found = []
+    for setting in settings:
+        environment = {name: text for name, text in os.environ.items() if name != "MLCOMPUTE_NUM_THREADS"} | setting
+        command = [sys.executable, "-c", CONVOLVED, str(cores), str(quota)]
+        ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        found.append(ran.stdout.split())
+    assert len({planned for planned, *_ in found}) > 1  # the settings matter
+    assert all(digests == found[0][1:] for _, *digests in found)

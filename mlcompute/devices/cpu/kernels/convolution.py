@@ -38,7 +38,7 @@ from mlcompute.devices.cpu.kernels.winograd import winograd_entries
 from mlcompute.devices.cpu.kernels.winograd_sizes import winograd_sizes, winograd_workspace
 from mlcompute.devices.cpu.onednn.entries import pointer_setter, primitives_entry, reorder_entry, unbound_call
 from mlcompute.devices.cpu.runtime.entry import Entry, Maker
-from mlcompute.devices.cpu.runtime.threads import machine_slices, planned_threads
+from mlcompute.devices.cpu.runtime.threads import machine_pieces, machine_slices
 from mlcompute.devices.interrupts import held
 from mlcompute.devices.loop_nest import Operand, Operands, dense_strides
 from mlcompute.ops.bfloat16 import computed_type, is_bfloat16
@@ -248,10 +248,8 @@ def _chunked_entries(step: Step, operands: Operands, chunks: Chunks) -> Sequence
 
 
 def _slices_of(step: Step) -> int:
-    """Parts of the batch. Memory is planned for them, so the number of threads that share them must not matter."""
-    if step.op.name == "convolution_weight_gradient":
-        return machine_slices()
-    return planned_threads()
+    """Parts of the batch: a fact of the machine, as numbers and memory follow from them, not of the thread count."""
+    return machine_slices() if step.op.name == "convolution_weight_gradient" else machine_pieces()
 
 
 def workspace(step: Step) -> int:

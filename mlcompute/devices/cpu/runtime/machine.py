@@ -91,6 +91,15 @@ def default_thread_count() -> int:
     return max(1, min(usable, (_cgroup_cores() or os.cpu_count() or 1) // _processes_here()))
 
 
+def machine_cores() -> int:
+    """Cores of this machine, or of the container it lends, whoever may use them.
+
+    Affinity, other processes and MLCOMPUTE_NUM_THREADS change nothing here: see `default_thread_count`.
+    """
+    cores = os.cpu_count() or 1
+    return min(cores, _cgroup_cores() or cores, MAX_THREADS)
+
+
 #: What mpirun (Open MPI, MPICH) and torchrun tell a process about the number of them on its machine.
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
 

@@ -17,7 +17,7 @@ from mlcompute.devices.cpu.codegen.code import PIECE_BITS, PIECES_BITS, STREAM_B
 from mlcompute.devices.cpu.codegen.streaming import finish_streaming
 from mlcompute.devices.cpu.jit.cache import kernel_cache
 from mlcompute.devices.cpu.runtime import system
-from mlcompute.devices.cpu.runtime.machine import MAX_THREADS, default_thread_count
+from mlcompute.devices.cpu.runtime.machine import MAX_THREADS, default_thread_count, machine_cores
 from mlcompute.devices.host_memory import allocate
 from mlcompute.errors import DeviceError
 from mlcompute.ops.op import Array
@@ -73,10 +73,21 @@ def machine_slices() -> int:
 
 
 @functools.cache
+def machine_pieces() -> int:
+    """The same for what is not added up, which may have more parts than 16: one per core.
+
+    oneDNN has other kernels, which round otherwise, for other numbers of samples or rows. So this is not
+    `planned_threads`, which depends on MLCOMPUTE_NUM_THREADS and on how many processes share the machine.
+    """
+    return max(machine_slices(), machine_cores())
+
+
+@functools.cache
 def planned_threads() -> int:
     """Threads that memory of their own is planned for; more than these share no kernel that needs such memory.
 
-    Plans outlive changes of the thread count, so this does not change with it.
+    Plans outlive changes of the thread count, so this does not change with it. No number may depend on it: it follows
+    from the number of threads that a process begins with.
     """
     return max(machine_slices(), default_thread_count())
 
