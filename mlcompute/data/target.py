@@ -20,7 +20,7 @@ MOST_CLASSES = 20
 def without_pixel(predictions: Array) -> Array:
     """(n, classes) of (n, classes, 1, 1), as convolutions and global pooling give; others as they are."""
     if predictions.ndim > 2 and predictions.size == len(predictions) * predictions.shape[1]:
-        return predictions.reshape(predictions.shape[:2])
+        predictions = predictions.reshape(predictions.shape[:2])
     return predictions
 
 
