@@ -637,3 +637,30 @@ def test_a_model_with_several_outputs(folder: Path, capsys: pytest.CaptureFixtur
 
     call(capsys, "convert", trained, "model", "--hub")
     assert answer(capsys, "predict", "model", "data.npz")["predictions"] == found["predictions"]
+
+
+def test_words_of_other_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for given, ours in (
+        ("--learning-rate", "--rate"), ("--lr", "--rate"), ("--batch_size", "--batch"), ("--bs", "--batch"),
+        ("--num-epochs", "--epochs"), ("--epoch_", "--epochs"),
+    ):  # fmt: skip
+        assert main(["train", "cnn", given, "3"]) == 2
+        assert f"did you mean {ours}?" in capsys.readouterr().err, given
+    assert main(["sweep", "cnn", "--vary", "lr=0.1"]) == 1
+    assert "cnn has no such setting; did you mean rate?" in capsys.readouterr().err
+
+
+def test_data_in_memory_is_in_no_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = {"a": np.arange(40) ** 2, "y": np.arange(40) % 3}
+    for data, name in (
+        (mlc.data.table(columns, target="y"), "a table"),
+        (mlc.data.arrays(np.ones((20, 3)), np.arange(20) % 2), "arrays"),
+    ):
+        graph = mlc.Graph()
+        graph.dense(data.input(graph, 8), data.outputs)
+        trainer = mlc.Trainer(graph, loss=data.loss, device=mlc.Device.cpu())
+        trainer.fit(data, verbose=0)
+        trainer.save("memory.safetensors")
+        for command in ("evaluate", "predict"):
+            assert main([command, "memory.safetensors"]) == 1
+            assert f"was trained on {name} in memory" in capsys.readouterr().err
