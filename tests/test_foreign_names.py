@@ -37,6 +37,8 @@ WORDS: dict[str, tuple[Callable[[], Any], str]] = {
     "trainer lr": (lambda: mlc.Trainer(g, loss="mse", lr=0.1), "use learning_rate="),  # type: ignore[call-arg]
     "validation_data": (lambda: trainer().fit(1, validation_data=2), "use validation="),  # type: ignore[call-arg]
     "nearly": (lambda: trainer().fit(1, epoch=2), "use epochs="),  # type: ignore[call-arg]
+    "axis": (lambda: g.concatenate([image, image], axis=1), "use dimension="),  # type: ignore[call-arg]
+    "dim of split": (lambda: g.split(image, split_count=3, dim=1), "use dimension="),  # type: ignore[call-arg]
     "dim": (lambda: image.mean(dim=1), "use axis="),  # type: ignore[call-arg]
     "keepdim": (lambda: image.sum(1, keepdim=True), "use keepdims="),  # type: ignore[call-arg]
     "cat's dim": (lambda: mlc.concatenate([image], dim=1), "use axis="),  # type: ignore[call-arg]
