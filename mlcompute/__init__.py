@@ -195,7 +195,12 @@ def __dir__() -> list[str]:
 
 answer_foreign_keywords(
     [value for name, value in globals().items() if name in __all__ and value is not Execution],  # one per step
-    [name for name, value in vars(Graph).items() if getattr(value, "__module__", "").startswith("mlcompute.building")],
+    [
+        name
+        for name, value in vars(Graph).items()
+        if not name.startswith("_")
+        and getattr(value, "__module__", "").startswith(("mlcompute.building", "mlcompute.graph"))
+    ],
 )
 answer_foreign_keywords(
     [Tensor],

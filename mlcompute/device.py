@@ -270,5 +270,5 @@ def expect_device(who: str, name: str, given: object) -> Device:
         )
     shown = repr(given) if isinstance(given, str) else type(given).__name__
     raise TypeError(
-        f"{who}: {name} must be a Device, not {shown}: use mlc.Device.cpu(), mlc.Device.gpu(), or leave it out"
+        f"{who}: {name} must be a Device, not {shown}: use mlc.Device.cpu(), mlc.Device.gpu(), or mlc.Device()"
     )

@@ -377,8 +377,10 @@ CHOICES: dict[str, str] = {
     "acc": "'accuracy'",
     "avg": "'average'",
     "bce": _BINARY,
+    "bce_with_logits": _BINARY,
     "bilinear": "'linear'",
     "binary_cross_entropy": _BINARY,
+    "binary_cross_entropy_with_logits": _BINARY,
     "binary_crossentropy": _BINARY,
     "categorical_crossentropy": "'softmax_cross_entropy' for logits, 'categorical_cross_entropy' for probabilities",
     "causal": "'same', or padding in front with graph.pad",
@@ -504,6 +506,27 @@ def expect_prediction_first(who: str, function: Callable[..., Any]) -> None:
             f"{who}: {name} takes ({', '.join(names[:2])}), and would be called with (prediction, labels)",
             fix=f"lambda prediction, labels: {called}(labels, prediction), or other names for the parameters",
         )
+
+
+#: Libraries whose losses and optimizers compute with tensors of their own.
+_LIBRARIES = ("jax", "keras", "optax", "sklearn", "tensorflow", "torch")
+
+
+def expect_no_foreign(who: str, what: str, given: object, choices: Iterable[str] = ()) -> None:
+    """Refuse a loss or an optimizer of another library by name, and say what it is called here.
+
+    choices  the names it may have here, if any
+    """
+    module = str(getattr(given, "__module__", None) or type(given).__module__)
+    library = module.partition(".")[0]
+    if library not in _LIBRARIES:
+        return
+    name = getattr(given, "__name__", type(given).__name__)
+    words = re.findall("[A-Z]*[a-z0-9]+|[A-Z]+", name.replace("BCEWith", "BceWith").replace("Loss", "_loss"))
+    advice = advice_for_choice("_".join(words).lower().removesuffix("_loss"), choices)
+    if what == "loss" and not advice:
+        advice = "give a LossLayer, or write it with tensors of a graph: lambda y, t: ((y - t) ** 2).mean()"
+    raise DataError(f"{who}: {what} is {name} of {library}, which does not know tensors of a graph", fix=advice)
 
 
 def refusing(settings: Mapping[str, str]) -> Callable[[Any, str, Any], None]:

@@ -272,6 +272,8 @@ class Graph:
         return tensors
 
     def _add(self, layer: Layer, sources: list[Tensor], labels: Sequence[Tensor], updates: bool) -> list[Tensor]:
+        if "_layer_state" not in vars(layer):
+            raise TypeError(f"{layer.who}: the layer is not initialized: call super().__init__() in its __init__")
         state = layer_state(layer)
         if state.graph is not None or (state.graph_reference is not None and state.node is not None):
             where = "this graph" if state.graph is self else "another graph"

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError, ExecutionError, GraphError
 from mlcompute.execution import Execution, GraphCompletionHandler
-from mlcompute.foreign_names import answers_foreign_keywords
+from mlcompute.foreign_names import answers_foreign_keywords, expect_no_foreign
 from mlcompute.graph import Graph
 from mlcompute.layers.arguments import listed
 from mlcompute.layers.layer import Layer
@@ -62,6 +62,7 @@ class TrainingGraph(Graph):
         if loss_layer is not None and not (isinstance(loss_layer, LossLayer) or _is_function(loss_layer)):
             given = type(loss_layer).__name__
             raise TypeError(f"{who}: loss_layer must be a LossLayer or a function of tensors, not {given}")
+        expect_no_foreign(who, "loss", loss_layer)
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise TypeError(f"{who}: optimizer must be an Optimizer, not {type(optimizer).__name__}")
         super().__init__()
@@ -256,6 +257,10 @@ class TrainingGraph(Graph):
         None after a fused `execute` (run execute_forward and execute_gradient instead), for layers added with
         disable_update, and for tensors that are no parameter of the layer.
         """
+        who = f"{type(self).__name__}.gradient_data"
+        for what, given, kind in (("for_parameter", for_parameter, Tensor), ("layer", layer, Layer)):
+            if not isinstance(given, kind):
+                raise TypeError(f"{who}: {what} must be a {kind.__name__}, not {type(given).__name__}")
         self.wait()
         node = self.node_of(layer)
         if node is None or not node.updates:

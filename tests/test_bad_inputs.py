@@ -225,11 +225,23 @@ def test_numbers_that_are_no_integers(data: Any, says: str) -> None:
 # Names ----------------------------------------------------------------------------------------------------------------
 
 
+def labelled() -> mlc.TrainingGraph:
+    graph = mlc.Graph()
+    graph.dense(x := graph.input((2, 3), "x"), 3)
+    training = mlc.TrainingGraph([graph], mlc.LossLayer.mean_squared_error(mlc.ReductionType.MEAN))
+    training.add_inputs({"x": x}, {"t": mlc.Tensor(shape=(2, 3))})
+    training.compile(device=mlc.Device.cpu())
+    return training
+
+
 def test_unknown_and_missing_names() -> None:
     net = Doubling()
     with pytest.raises(mlc.DataError, match="'z' is not a declared name in inputs_data") as caught:
         net.graph.execute({"x": X, "z": X})
     assert "declared  x" in str(caught.value)
+    for argument, given in (("second", ({"x": X, "t": X},)), ("first", ({"x": X}, {"x": X}))):
+        with pytest.raises(mlc.DataError, match=f"(?s)is not a declared name in .*pass it in .*, the {argument} arg"):
+            labelled().execute(*given)
     with pytest.raises(mlc.DataError, match="'x' was not given") as caught:
         net.graph.execute({})
     assert "float32[2, 3]" in str(caught.value)

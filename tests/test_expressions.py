@@ -382,6 +382,25 @@ def test_types_that_meet_become_the_wider_one() -> None:
     assert graph.node_count == before + 2
 
 
+def test_a_constant_mask_chooses(tmp_path: Path) -> None:
+    """As torch.where with a mask that is an array: contrastive losses leave out the diagonal with one."""
+    graph = mlc.Graph()
+    x = graph.input((3, 4), "x")
+    mask = np.array([True, False, False, True])
+    y = mlc.where(mask, -1.0, x)
+    graph.where(~mask[None], y, np.arange(4), name="again")
+    assert graph.layers[-1].label == "again"
+    data = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    expected = np.where(~mask, data, np.arange(4)).astype(np.float32)
+    np.testing.assert_array_equal(graph.predict(data), expected)
+    mlc.save(tmp_path / "masks", graph)
+    np.testing.assert_array_equal(mlc.load(tmp_path / "masks").predict(data), expected)
+    with pytest.raises(mlc.DataError, match=r"(?s)the condition is an array of float64.*mask > 0"):
+        mlc.where(np.eye(3), x, 0.0)
+    with pytest.raises(TypeError, match="the condition must be a Tensor or an array of booleans, not list"):
+        mlc.where([True], x, 0.0)  # type: ignore[arg-type]
+
+
 def test_what_is_no_operand_is_refused_by_name() -> None:
     graph = mlc.Graph()
     x = graph.input((2, 3), "x")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import mlcompute as mlc
 from mlcompute import foreign_names
@@ -36,6 +37,8 @@ WORDS: dict[str, tuple[Callable[[], Any], str]] = {
     "trainer lr": (lambda: mlc.Trainer(g, loss="mse", lr=0.1), "use learning_rate="),  # type: ignore[call-arg]
     "validation_data": (lambda: trainer().fit(1, validation_data=2), "use validation="),  # type: ignore[call-arg]
     "nearly": (lambda: trainer().fit(1, epoch=2), "use epochs="),  # type: ignore[call-arg]
+    "axis": (lambda: g.concatenate([image, image], axis=1), "use dimension="),  # type: ignore[call-arg]
+    "dim of split": (lambda: g.split(image, split_count=3, dim=1), "use dimension="),  # type: ignore[call-arg]
     "dim": (lambda: image.mean(dim=1), "use axis="),  # type: ignore[call-arg]
     "keepdim": (lambda: image.sum(1, keepdim=True), "use keepdims="),  # type: ignore[call-arg]
     "cat's dim": (lambda: mlc.concatenate([image], dim=1), "use axis="),  # type: ignore[call-arg]
@@ -156,6 +159,38 @@ def test_choices() -> None:
     ):
         with pytest.raises(mlc.Error, match=answer):
             call()
+
+
+def test_losses_and_optimizers_of_other_libraries() -> None:
+    functional = torch.nn.functional
+    for loss, answer in (
+        (torch.nn.CrossEntropyLoss(), "say 'softmax_cross_entropy', which takes"),
+        (torch.nn.BCEWithLogitsLoss(), "say 'sigmoid_cross_entropy' for logits"),
+        (torch.nn.NLLLoss(), "say 'softmax_cross_entropy'"),
+        (torch.nn.MSELoss(), "say 'mse'"),
+        (torch.nn.L1Loss, "say 'mae'"),
+        (torch.nn.SmoothL1Loss(), "say 'huber'"),
+        (functional.cross_entropy, "say 'softmax_cross_entropy'"),
+        (functional.mse_loss, "say 'mse'"),
+        (torch.nn.KLDivLoss(), "write it with tensors of a graph"),
+    ):
+        graph = mlc.Graph()
+        graph.dense(graph.input((8, 4), "x"), 3, name="fc")
+        for wanted in (loss, {"fc": loss}):
+            with pytest.raises(mlc.DataError, match=f"(?s)of torch, which does not know tensors of a graph.*{answer}"):
+                mlc.Trainer(graph, loss=wanted)
+        if not isinstance(loss, type):
+            with pytest.raises(mlc.DataError, match=r"(?s)of torch.*give a LossLayer"):
+                mlc.TrainingGraph([graph], loss)
+        assert graph.node_count == 1
+    theirs: Any = torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
+    for optimizer, answer in (
+        (theirs, "(?s)optimizer is AdamW of torch.*say 'adamw'"),
+        (torch.optim.SGD, "(?s)optimizer is SGD of torch.*say 'sgd'"),
+        (mlc.AdamOptimizer, r"(?s)optimizer is the class AdamOptimizer.*AdamOptimizer\(learning_rate=...\)"),
+    ):
+        with pytest.raises(mlc.DataError, match=answer):
+            mlc.Trainer(graph, loss="mse", optimizer=optimizer)
 
 
 def test_only_public_names_are_listed() -> None:

@@ -77,6 +77,10 @@ def test_there_is_nothing_to_read_where_there_is_nothing() -> None:
     assert read(net.first.weights, net.first) is not None
     assert read(net.second.weights, net.first) is None, "not a parameter of that layer"
     assert read(net.x, net.first) is None
+    with pytest.raises(TypeError, match=r"gradient_data: for_parameter must be a Tensor, not FullyConnectedLayer"):
+        read(net.first, net.first.weights)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"gradient_data: layer must be a Layer, not str"):
+        read(net.first.weights, "first")  # type: ignore[arg-type]
     assert read(net.first.weights, dense(3, 5)) is None, "a foreign layer"
     net.training.execute_optimizer_update()
     assert read(net.first.weights, net.first) is not None, "an update leaves the gradients"

@@ -264,3 +264,34 @@ def test_the_base_class_supports_nothing() -> None:
 def test_the_base_class_cannot_be_made() -> None:
     with pytest.raises(TypeError, match="abstract"):
         mlc.Layer()  # type: ignore[abstract]
+
+
+def test_what_a_class_of_your_own_forgets_is_named() -> None:
+    class Plain(Layer):
+        def results(self, sources: Any) -> Any:
+            return [mlc.TensorDescriptor((2, 4)) if self.label == "wrong" else sources[0]]
+
+        def forward(self, run: Any, *sources: Any) -> Any:
+            return sources[0]
+
+    class Typed(Plain):
+        source_types = frozenset({mlc.DataType.FLOAT32})
+
+    class Bare(Typed):
+        def __init__(self) -> None:
+            self.factor = 3
+
+    graph = mlc.Graph()
+    x = graph.input((2, 3), "x")
+    with pytest.raises(mlc.DataError, match=r"in class Plain: source_types = frozenset\(\{mlc\.DataType\.FLOAT32\}\)"):
+        graph.node(Plain(), source=x)
+    with pytest.raises(TypeError, match=r"not initialized: call super\(\).__init__\(\) in its __init__"):
+        graph.node(Bare(), source=x)
+    assert graph.nodes == []
+    graph.node(Typed(), source=x)
+    np.testing.assert_array_equal(graph.predict(np.ones((2, 3))), np.ones((2, 3)))
+    wrong = Typed()
+    wrong.label = "wrong"
+    y = graph.node(wrong, source=x)
+    with pytest.raises(mlc.CompileError, match=r"(?s)computes shape \(2, 3\).*let Typed\.results declare"):
+        graph.predict(np.ones((2, 3)), outputs=y)

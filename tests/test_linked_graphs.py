@@ -332,6 +332,19 @@ def test_gradients_wait_for_every_graph_that_uses_a_result() -> None:
         twin.assert_equal()
 
 
+def test_a_link_that_was_forgotten_is_named() -> None:
+    x, t = mlc.Tensor(shape=(4, 3)), mlc.Tensor(shape=(4, 2))
+    first = Part(x, 5, seed=1)
+    second = Part(first.result, 2, seed=2, labels=t, feeds=False)
+    for part in (first, second):
+        part.compile()
+    bind(first.training, x, normal(4, 3))
+    bind(second.training, t, normal(4, 2))
+    first.training.execute_forward()
+    with pytest.raises(mlc.DataError, match=r"(?s)was not given.*first\.link\(\[second\]\) and LINK_GRAPHS hand it on"):
+        second.training.execute_forward()
+
+
 def test_every_graph_must_be_compiled_for_linking() -> None:
     x = mlc.Tensor(shape=(4, 3))
     first, second = Part(x, 3, 1), Part(x, 3, 2)

@@ -170,6 +170,10 @@ def test_how_it_is_said() -> None:
     assert graph.input((4, 6, 8), varies=[-2]).varies == (1,)
     with pytest.raises(mlc.ShapeError, match=r"(?s)leaves extents open.*varies=\[1\]"):
         graph.input((32, None, 64))  # type: ignore[list-item]
+    with pytest.raises(mlc.ShapeError, match=r"number of samples, \(32, 784\): a graph runs with any other, too"):
+        graph.input((None, 784))  # type: ignore[list-item]
+    with pytest.raises(mlc.ShapeError, match=r"varies=\[1\]; the batch may be of any size"):
+        graph.input((None, None, 8))  # type: ignore[list-item]
     with pytest.raises(mlc.ShapeError, match="the batch, which may be of any size"):
         graph.input((4, 6), varies=[0])
     with pytest.raises(mlc.ShapeError, match="not one of 2 axes"):

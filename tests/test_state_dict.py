@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,27 @@ def test_what_is_given_instead_of_a_state_dictionary() -> None:
     for strict in (True, False):
         with pytest.raises(mlc.DataError, match=r"take 'module\.' off: \{name.removeprefix\('module\.'\): array"):
             mlc.from_state_dict(graph, wrapped, strict=strict)
+
+
+def test_what_training_scripts_save_instead(tmp_path: Path) -> None:
+    graph = mlc.Graph()
+    graph.dense(graph.dense(X(shape=(2, 3)), 4, name="a"), 2, name="head")
+    state = mlc.to_state_dict(graph)
+    with pytest.raises(mlc.DataError, match=r"give state\['state_dict'\]"):
+        mlc.from_state_dict(graph, {"epoch": 3, "state_dict": state})
+    other = {**state, "head.weight": np.zeros((5, 4)), "head.bias": np.zeros(5)}
+    for strict in (True, False):
+        with pytest.raises(mlc.DataError, match=r"leave its entries out.*startswith\('head'\)\}, with strict=False"):
+            mlc.from_state_dict(graph, other, strict=strict)
+    kept = {name: array for name, array in other.items() if not name.startswith("head")}
+    assert mlc.from_state_dict(graph, kept, strict=False) == ["a.weight", "a.bias"]
+
+    path = tmp_path / "weights.pt"
+    torch.save({name: torch.from_numpy(array) for name, array in state.items()}, path)
+    with pytest.raises(TypeError, match=r"not PosixPath; .*torch\.load\(path\)"):
+        mlc.from_state_dict(graph, path)  # type: ignore[arg-type]
+    with pytest.raises(mlc.FileError, match=r"(?s)a zip archive, as torch\.save.*mlc\.from_state_dict"):
+        mlc.load(path)
 
 
 def test_a_layer_that_is_used_again_is_there_once() -> None:

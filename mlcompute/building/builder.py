@@ -102,11 +102,12 @@ def input(
     who = f"{type(self).__name__}.input"
     extents = list(shape) if isinstance(shape, Iterable) else list(whole_list(who, "shape", shape))
     if None in extents:
-        open_axes = [axis for axis, extent in enumerate(extents) if extent is None]
-        raise ShapeError(
-            f"{who}: shape {tuple(extents)} leaves extents open",
-            fix=f"give the usual extents, and say which may differ: varies={open_axes}; the batch may be of any size",
-        )
+        open_axes = [axis for axis, extent in enumerate(extents) if extent is None and axis > 0]
+        usual = tuple(32 if axis == 0 and extent is None else extent for axis, extent in enumerate(extents))
+        fix = f"give the usual extents, and say which may differ: varies={open_axes}; the batch may be of any size"
+        if not open_axes:
+            fix = f"give the usual number of samples, {usual}: a graph runs with any other, too"
+        raise ShapeError(f"{who}: shape {tuple(extents)} leaves extents open", fix=fix)
     tensor = Tensor(shape=extents, data_type=data_type)
     rank, axes = len(extents), [axis + len(extents) * (axis < 0) for axis in whole_list(who, "varies", varies, -8)]
     if any(not 0 < axis < rank for axis in axes):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mlcompute.building.builder import (
     ACTIVATIONS,
     Operand,
@@ -19,7 +21,7 @@ from mlcompute.building.builder import (
 from mlcompute.building.choices import AnyActivationName, ArithmeticName, ComparisonName
 from mlcompute.building.contents import undone_on_error
 from mlcompute.enums import ArithmeticOperation, ComparisonOperation, DataType, SoftmaxOperation
-from mlcompute.errors import ShapeError
+from mlcompute.errors import DataError, ShapeError
 from mlcompute.layers.activation import ActivationDescriptor, ActivationLayer
 from mlcompute.layers.arguments import axis_of, class_axis_of
 from mlcompute.layers.arithmetic import ArithmeticLayer
@@ -33,6 +35,7 @@ from mlcompute.layers.selection import SelectionLayer
 from mlcompute.layers.softmax import SoftmaxLayer
 from mlcompute.runtime.tensor_state import state_of
 from mlcompute.tensor import Tensor
+from mlcompute.tensor_data import Array
 
 if TYPE_CHECKING:
     from mlcompute.graph import Graph
@@ -220,22 +223,36 @@ def compare(self: Graph, kind: ComparisonName, x: Operand, y: Operand | None = N
     return label_constants(result, (first, second), (x, y))
 
 
-def where(self: Graph, condition: Tensor, x: Operand, y: Operand, *, name: str = "") -> Tensor:
+def where(self: Graph, condition: Tensor | Array, x: Operand, y: Operand, *, name: str = "") -> Tensor:
     """Element by element x where the condition is not zero, else y, with broadcasting.
 
-    x, y  tensors, numbers or arrays of constants
+    condition  a tensor, or an array of booleans that is constant, such as a mask
+    x, y       tensors, numbers or arrays of constants
     """
     who = f"{type(self).__name__}.where"
-    if not isinstance(condition, Tensor):
+    chooses = _mask(who, condition) if isinstance(condition, np.ndarray) else condition
+    if not isinstance(chooses, Tensor):
         advice = "; `x == y` asks whether two tensors are the same, x.equal(y) compares what they hold"
         about = advice if isinstance(condition, bool) else ""
-        raise TypeError(f"{who}: the condition must be a Tensor, not {type(condition).__name__}{about}")
+        given = type(condition).__name__
+        raise TypeError(f"{who}: the condition must be a Tensor or an array of booleans, not {given}{about}")
     first, second = constant_like(who, x, y), constant_like(who, y, x)
     if widest := _widest(first, second):
         with undone_on_error(self):
             return self.where(condition, _cast(self, first, widest), _cast(self, second, widest), name=name)
-    result = build(self, SelectionLayer(), [condition, first, second], name, "where")
-    return label_constants(result, (first, second), (x, y))
+    result = build(self, SelectionLayer(), [chooses, first, second], name, "where")
+    return label_constants(result, (first, second, chooses), (x, y, condition))
+
+
+def _mask(who: str, condition: Array) -> Tensor:
+    """A constant that chooses."""
+    if condition.dtype != bool:
+        raise DataError(
+            f"{who}: the condition is an array of {condition.dtype}",
+            expected="an array of booleans",
+            fix="compare first: mask > 0",
+        )
+    return Tensor(shape=condition.shape or (1,), data=condition, data_type=DataType.BOOLEAN)
 
 
 #: Types that meet in one expression, the widest last: narrower operands become of that type.

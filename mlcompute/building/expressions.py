@@ -153,8 +153,10 @@ def detach(x: Tensor) -> Tensor:
     return build(graph_of("Tensor.detach", x), StopGradientLayer(), [x], "", "detach")
 
 
-def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
+def where(condition: Tensor | Array, x: Operand, y: Operand) -> Tensor:
     """Element by element x where the condition holds, else y, with broadcasting.
+
+    condition  a tensor, or an array of booleans that is constant, such as a mask
 
     >>> import mlcompute as mlc
     >>> graph = mlc.Graph()

@@ -79,6 +79,10 @@ _READ: dict[str, Callable[[Any], dict[str, Any]]] = {
 OPTIONS = (*_READ, "augment")
 
 
+#: What `mlc.data.table` and `mlc.data.arrays` call data that comes from no file.
+_IN_MEMORY = {"table": "a table", "arrays": "arrays"}
+
+
 def loaded(args: argparse.Namespace, **options: Any) -> Dataset:
     """The data that --data names."""
     for name, read in _READ.items():
@@ -110,6 +114,11 @@ def read_for(checkpoint: str, path: str | None, *, labels: bool, everything: boo
     preprocessing = preprocessing_of(checkpoint)
     if preprocessing is None:
         return _plain(checkpoint, path, labels), False
+    if path is None and preprocessing.source in _IN_MEMORY and not os.path.exists(preprocessing.source):
+        raise DataError(
+            f"{checkpoint}: was trained on {_IN_MEMORY[preprocessing.source]} in memory, which nothing keeps",
+            fix="name data: --data PATH to evaluate, a file to predict",
+        )
     labels = labels or path is None  # which samples were held out depends on them
     where = path or preprocessing.source
     split = preprocessing.split

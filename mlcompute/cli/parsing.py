@@ -43,7 +43,22 @@ class Parser(argparse.ArgumentParser):
         return [name for action in self._actions for name in action.option_strings]
 
 
+#: What options and settings are called elsewhere -> what they are called here.
+_ELSEWHERE = {
+    "batch_size": "batch",
+    "bs": "batch",
+    "learning_rate": "rate",
+    "lr": "rate",
+    "max_epochs": "epochs",
+    "n_epochs": "epochs",
+    "num_epochs": "epochs",
+}
+
+
 def meant(word: str, known: Iterable[str]) -> str:
-    """'; did you mean train?' for 'trian', nothing where nothing is near."""
-    near = difflib.get_close_matches(word, list(known), n=1)
+    """'; did you mean train?' for 'trian', '--rate' for '--lr'; nothing where nothing is near."""
+    names = list(known)
+    plain = word.lstrip("-")
+    other = word[: len(word) - len(plain)] + _ELSEWHERE.get(plain.replace("-", "_"), "")
+    near = [other] if other in names else difflib.get_close_matches(word, names, n=1)
     return f"; did you mean {near[0]}?" if near else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from mlcompute.cli.answer import Answer
 from mlcompute.cli.arguments import count
 from mlcompute.data import Dataset, preprocessing_of
 from mlcompute.data.table import TablePreprocessing
-from mlcompute.data.target import Array
+from mlcompute.data.target import Array, without_pixel
 from mlcompute.data.text_file import TextPreprocessing, read_file
 from mlcompute.errors import DataError
 from mlcompute.ops.bfloat16 import computed
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help="write all predictions: .csv with names and probabilities, .npy as they come out",
+        help="write all predictions: .csv with names and probabilities; .npy (several outputs: .npz) as they come out",
     )
     parser.add_argument(
         "--classes",
@@ -69,30 +69,65 @@ def run(args: argparse.Namespace) -> Answer:
     if args.classes and Path(args.output or "").suffix != ".npy":
         raise DataError(f"{args.model}: --classes is about --output FILE.npy", fix="leave it out: classes are shown")
     suffix = Path(args.output).suffix if args.output else ".npy"
-    if suffix not in (".npy", ".csv"):
-        raise DataError(f"{args.output}: predictions are not written as {suffix or 'that'}", expected=".csv or .npy")
+    if suffix not in (".npy", ".npz", ".csv"):
+        raise DataError(
+            f"{args.output}: predictions are not written as {suffix or 'that'}",
+            expected=".csv or .npy; .npz for a model with several outputs",
+        )
+    outputs = trainer.model.outputs
+    if args.output and suffix != ".csv" and (suffix == ".npz") != (len(outputs) > 1):
+        raise DataError(
+            f"{args.output}: the model has {len(outputs)} output{'s' * (len(outputs) > 1)}: {', '.join(outputs)}",
+            expected=".csv, or .npz with an array for each" if len(outputs) > 1 else ".csv or .npy",
+        )
     data, _ = datasets.read_for(args.model, args.data, labels=False, everything=args.data is not None)
     with datasets.told(args.data, data):
         found = trainer.predict(data)
-    header, rows = _table(trainer, data, found)
-    facts: dict[str, Any] = {"data": data.name, "shape": list(found.shape)}
+    if isinstance(found, dict):
+        header, rows = _table_of_several(data, found)
+        shape: Any = {name: list(array.shape) for name, array in found.items()}
+    else:
+        header, rows = _table(trainer, data, found)
+        shape = list(found.shape)
+    facts: dict[str, Any] = {"data": data.name, "shape": shape}
     if args.output is None:
         facts["predictions"] = [dict(zip(header, row, strict=True)) for row in rows]
         return Answer(_shown(data, header, rows), facts)
-    if suffix == ".npy":
+    if isinstance(found, dict) and suffix == ".npz":
+        _write_arrays(args.output, found)
+    elif suffix == ".npy":
         _write_array(args.output, _classes(trainer, found) if args.classes else found)
     else:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([header, *rows])
         replace_file(args.output, lambda file: file.write(text.getvalue().encode("utf-8")), "predict")
-    return Answer(f"{len(found):,} predictions in {args.output}", {**facts, "output": args.output})
+    return Answer(f"{len(rows):,} predictions in {args.output}", {**facts, "output": args.output})
+
+
+def _names(data: Dataset) -> Sequence[Any]:
+    """What samples are called: by their files, or counted from 1."""
+    is_table = isinstance(data.preprocessing, TablePreprocessing)  # the first sample of which is 1, not "line 2"
+    return range(1, len(data) + 1) if is_table or not data.sample_names else data.sample_names
+
+
+def _table_of_several(data: Dataset, found: Mapping[str, Array]) -> tuple[list[str], list[list[Any]]]:
+    """The numbers of every output as they come out, side by side."""
+    header = ["sample"]
+    columns: list[Array] = []
+    for output, array in found.items():
+        numbers = computed(array).reshape(len(array), -1)
+        width = numbers.shape[1]
+        header += [output] if width == 1 else [f"{output} {k + 1}" for k in range(width)]
+        columns.append(numbers)
+    return header, [
+        [name, *(float(number) for numbers in columns for number in numbers[k])] for k, name in enumerate(_names(data))
+    ]
 
 
 def _table(trainer: mlc.Trainer, data: Dataset, found: Array) -> tuple[list[str], list[list[Any]]]:
     """Predictions as people read them: the class and its probability, numbers in their own units, or errors."""
-    found = computed(found)
-    is_table = isinstance(data.preprocessing, TablePreprocessing)  # the first sample of which is 1, not "line 2"
-    names: Sequence[Any] = range(1, len(data) + 1) if is_table or not data.sample_names else data.sample_names
+    found = without_pixel(computed(found))
+    names = _names(data)
     if trainer.model.feed.compared:  # what comes out is compared with what went in
         x = data.values(np.arange(len(data)))
         errors = ((found - x.reshape(found.shape)) ** 2).reshape(len(found), -1).mean(axis=1)
@@ -132,9 +167,16 @@ def _write_array(path: str, array: Array) -> None:
     replace_file(path, lambda file: file.write(raw.getvalue()), "predict")
 
 
+def _write_arrays(path: str, arrays: Mapping[str, Any]) -> None:
+    raw = io.BytesIO()
+    np.savez(raw, **arrays)
+    replace_file(path, lambda file: file.write(raw.getvalue()), "predict")
+
+
 def _classes(trainer: mlc.Trainer, found: Any) -> Any:
     """The class of every prediction; 0 or 1 where every output is a yes or no of its own."""
     model = trainer.model
+    found = without_pixel(found)
     if found.ndim < 2 or found.shape[1] == 1 or model.is_on_logits:
         return (found > (0.0 if model.is_on_logits else 0.5)).astype(np.int64)
     return found.argmax(axis=model.class_axis("--classes"))

@@ -73,10 +73,19 @@ def trainer_of(graph: Any, device: mlc.Device, who: str, metrics: Sequence[str] 
     learning = definition_of(graph).learning
     losses += [learning.loss_layer] if learning is not None and learning.loss_layer is not None else []
     over_classes = any(loss.descriptor.loss_type == mlc.LossType.SOFTMAX_CROSS_ENTROPY for loss in losses)
-    metrics = ["accuracy"] if over_classes else list(metrics)
+    chosen: Any = ["accuracy"] if over_classes else list(metrics)
+    predictions = definition_of(graph).declared.predictions
+    if len(predictions) > 1:
+        classified = {
+            node.sources[0]
+            for node in graph.nodes
+            if isinstance(node.layer, mlc.LossLayer)
+            and node.layer.descriptor.loss_type == mlc.LossType.SOFTMAX_CROSS_ENTROPY
+        }
+        chosen = {name: ["accuracy"] for name, tensor in predictions.items() if tensor in classified}
     if graph.device is not None:  # it runs where it was compiled for
-        return mlc.Trainer(graph, metrics=metrics)
-    return mlc.Trainer(graph, metrics=metrics, device=device)
+        return mlc.Trainer(graph, metrics=chosen)
+    return mlc.Trainer(graph, metrics=chosen, device=device)
 
 
 def _with_its_loss(graph: mlc.InferenceGraph, who: str) -> mlc.TrainingGraph:
@@ -88,4 +97,5 @@ def _with_its_loss(graph: mlc.InferenceGraph, who: str) -> mlc.TrainingGraph:
     training = mlc.TrainingGraph([graph], optimizer=mlc.SGDOptimizer(learning_rate=0.01))  # never steps
     declared = definition_of(graph).declared
     training.add_inputs(declared.inputs, declared.labels, declared.label_weights)
+    definition_of(training).declared.predictions = dict(declared.predictions)
     return training

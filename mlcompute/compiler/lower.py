@@ -240,7 +240,9 @@ class Lowering:
         if promised != computed:
             raise CompileError(
                 f"{layer.who}: computes shape {shape}, its result tensor says {full}",
-                fix="pass batch_size=0 if the layers of this graph do not share one batch axis",
+                fix="pass batch_size=0 if the layers of this graph do not share one batch axis"
+                if type(layer).__module__.startswith("mlcompute.")
+                else f"let {type(layer).__name__}.results declare the shape that forward computes",
             )
 
 

@@ -77,13 +77,17 @@ class Frame:
 def frame_of(columns: Any, usual: Marks | None = None) -> Frame:
     """A table in memory: {name: values}, or a DataFrame. `usual`: how numbers that are text were in training."""
     if not isinstance(columns, Mapping) and not hasattr(columns, "columns"):
+        advice = "; one row is frame.iloc[[0]]" if type(columns).__name__ == "Series" else ""
         raise TypeError(
-            f"a table must be the name of a file, {{name: values}} or a DataFrame, not of type {type(columns).__name__}"
+            "a table must be the name of a file, {name: values} or a DataFrame, not of type "
+            f"{type(columns).__name__}{advice}"
         )
     names = list(getattr(columns, "columns", columns))
     found = {str(name): np.asarray(columns[name]) for name in names}
     wrong = [name for name, values in found.items() if values.ndim != 1]
     lengths = {name: len(values) for name, values in found.items() if values.ndim}
+    if names and not wrong and set(lengths.values()) == {0}:
+        raise DataError("table: there are no rows", given=f"columns {', '.join(found)}")
     if wrong or not names or len(set(lengths.values())) > 1 or 0 in lengths.values():
         shapes = ", ".join(f"{name} {values.shape}" for name, values in found.items())
         raise DataError("table: columns must have one axis, one length and a value", given=shapes or "no columns")

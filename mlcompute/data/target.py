@@ -17,6 +17,13 @@ Task = Literal["classification", "regression"]
 MOST_CLASSES = 20
 
 
+def without_pixel(predictions: Array) -> Array:
+    """(n, classes) of (n, classes, 1, 1), as convolutions and global pooling give; others as they are."""
+    if predictions.ndim > 2 and predictions.size == len(predictions) * predictions.shape[1]:
+        predictions = predictions.reshape(predictions.shape[:2])
+    return predictions
+
+
 @dataclass(frozen=True)
 class Target:
     """Labels as they are written, and as a network is fed them.
@@ -91,9 +98,21 @@ class Target:
         )
 
     def decode(self, predictions: Array) -> Array:
-        """Predictions as people write them: names of classes (n,), or numbers in their own units."""
+        """Predictions as people write them: names of classes (n,), or numbers in their own units.
+
+        predictions  (n, classes), or of convolutions and global pooling (n, classes, 1, 1)
+        """
         if self.classes:
-            names: Array = np.array(self.classes)[predictions.argmax(axis=-1)]
+            scores, count = without_pixel(predictions), len(self.classes)
+            if scores.shape[-1] != count:
+                raise DataError(
+                    f"decode: predictions of shape {predictions.shape} for {count} classes",
+                    expected=f"{count} scores a sample: {listed(self.classes)}",
+                    fix="of one yes or no: np.array(prepared.classes)[(logits[:, 0] > 0).astype(int)]"
+                    if count == 2
+                    else f"give the last layer {count} outputs",
+                )
+            names: Array = np.array(self.classes)[scores.argmax(axis=-1)]
             return names
         numbers: Array = predictions.reshape(len(predictions), -1) * np.array(self.std) + self.mean
         return numbers

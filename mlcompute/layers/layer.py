@@ -233,6 +233,13 @@ class Layer(ABC):
         for source in sources:
             if source.data_type not in self.source_types:
                 accepted = ", ".join(sorted(kind.name for kind in self.source_types))
+                if not self.source_types:
+                    raise DataError(
+                        f"{self.who}: the class declares no types of its sources",
+                        source=source,
+                        fix=f"in class {type(self).__name__}: source_types = frozenset({{mlc.DataType."
+                        f"{source.data_type.name}}})",
+                    )
                 raise DataError(
                     f"{self.who}: a source of type {source.data_type.name} is not supported",
                     source=source,

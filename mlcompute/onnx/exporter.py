@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -68,6 +69,9 @@ def save(graph: Any, path: Any, *, name: str = "mlcompute", any_batch: bool = Tr
     >>> import mlcompute as mlc
     >>> mlc.onnx.save(inference_graph, "model.onnx")  # doctest: +SKIP
     """
+    if not isinstance(path, (str, os.PathLike)):
+        advice = "; write mlc.onnx.save(graph, path)" if isinstance(graph, (str, os.PathLike)) else ""
+        raise TypeError(f"onnx.save: path must be the name of a file, not {type(path).__name__}{advice}")
     target = Path(path)
     if target.is_dir() or not target.parent.is_dir():
         raise DataError(f"onnx.save: '{target}' cannot be written", expected="a file name in a folder that exists")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlcompute.data import Dataset
+from mlcompute.data.target import without_pixel
 from mlcompute.errors import DataError, FileError
 from mlcompute.ops.bfloat16 import computed
 from mlcompute.runs.folders import write_json
@@ -68,7 +69,10 @@ class Evaluation:
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels) or labels.min() < 0:
             return None
         predicted = trainer.predict(x)
-        if not isinstance(predicted, np.ndarray) or predicted.ndim > 2 or len(predicted) != len(labels):
+        if not isinstance(predicted, np.ndarray):
+            return None
+        predicted = without_pixel(predicted)
+        if predicted.ndim > 2 or len(predicted) != len(labels):
             return None
         probabilities = probabilities_of(predicted.astype(np.float64), trainer.model.is_on_logits)
         if labels.max() >= probabilities.shape[1]:

@@ -31,6 +31,8 @@ class Declarations:
         self.labels: dict[str, Tensor] = {}
         self.label_weights: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
+        #: What a Trainer of the graph predicts. Unlike outputs, a training step does not keep them.
+        self.predictions: dict[str, Tensor] = {}
         #: Inputs that were not declared: their label is their name.
         self.undeclared: dict[str, Tensor] = {}
         self._names: dict[Tensor, str] = {}
@@ -102,6 +104,19 @@ class Declarations:
         """The name a tensor is fed under, else its label."""
         return self._names.get(tensor, tensor.label)
 
+    def _where_it_belongs(self, name: str, declared: Mapping[str, Tensor]) -> str:
+        """What to do with data under a name that is not declared for its argument."""
+        for argument, others in (
+            ("inputs_data, the first argument", self.inputs),
+            ("loss_labels_data, the second argument", self.labels),
+            ("loss_label_weights_data, the third argument", self.label_weights),
+        ):
+            if name in others:
+                return f"pass it in {argument}"
+        if len(declared) == 1:
+            return f"call it {next(iter(declared))!r}"
+        return "take one of these names, or declare it with add_inputs first"
+
     def find(
         self,
         method: str,
@@ -136,8 +151,6 @@ class Declarations:
                     raise DataError(
                         f"{self.who}.{method}: '{name}' is not a declared name in {kind}",
                         declared=", ".join({**declared, **self.undeclared}) or "none",
-                        fix=f"call it {next(iter(declared))!r}"
-                        if len(declared) == 1
-                        else "take one of these names, or declare it with add_inputs first",
+                        fix=self._where_it_belongs(name, declared),
                     )
         return found

@@ -128,14 +128,15 @@ class Inputs:
         skips: bool,
     ) -> Callable[[], Array]:
         if find is None:
+            fix = "pass its data by name, or attach it with bind_and_write_data first"
+            if state_of(tensor).node is not None:
+                fix += "; a layer of another graph computes it: first.link([second]) and LINK_GRAPHS hand it on"
             skipped = "SKIP_WRITING_INPUT_DATA_TO_DEVICE takes what was written before, and nothing was"
             raise DataError(
                 f"{who(tensor)} was not given",
                 reason=skipped if skips else "",
                 expected=repr(tensor.descriptor),
-                fix="leave that option out of the first run"
-                if skips
-                else "pass its data by name, or attach it with bind_and_write_data first",
+                fix="leave that option out of the first run" if skips else fix,
             )
 
         def get() -> Array:

@@ -7,6 +7,7 @@
              "layer": {"$kind": "FullyConnectedLayer", "weights": {"$tensor": "fc.weights"}, ...},
              "sources": ["x"], "results": ["fc.result"]}, ...],
  "inputs": {"x": "x"}, "labels": {}, "label_weights": {}, "outputs": {},
+ "predictions": {"digit": "head.result"},         what a Trainer predicts; absent where it has to name nothing
  "options": ["LINK_GRAPHS"], "constants": [],
  "loss": {...}, "optimizer": {...}, "stopped": [], "training_parameters": [], "user_gradients": {},
  "linked": [0, 2]}                                the first of two linked graphs; the other is not in the description
@@ -44,8 +45,9 @@ _GRAPHS: dict[str, type[Graph]] = {"Graph": Graph, "InferenceGraph": InferenceGr
 
 
 def graph_hash(description: JSON) -> str:
-    """SHA-256 of a description: equal for graphs that are built alike."""
-    return hashlib.sha256(to_text(description).encode()).hexdigest()
+    """SHA-256 of a description: equal for graphs that are built alike, whatever their predictions are called."""
+    built = {key: entry for key, entry in description.items() if key != "predictions"}
+    return hashlib.sha256(to_text(built).encode()).hexdigest()
 
 
 # Graph -> data ----------------------------------------------------------------------------------------------------
@@ -156,7 +158,9 @@ def _describe_declarations(session: Session, names: Mapping[Tensor, str]) -> dic
         if known is None:
             raise GraphError(f"mlcompute.save: output '{name}' is no tensor of the graph")
         outputs[name] = known if source is None else {"gradient_of": known}
+    predictions = {name: names[tensor] for name, tensor in declared.predictions.items() if tensor in names}
     return {
+        **({"predictions": predictions} if predictions else {}),
         "inputs": {name: names[tensor] for name, tensor in declared.inputs.items()},
         "labels": {name: names[tensor] for name, tensor in declared.labels.items()},
         "label_weights": {name: names[tensor] for name, tensor in declared.label_weights.items()},
@@ -317,6 +321,8 @@ class Rebuilt:
             else:
                 outputs[name] = self._tensor(tensor)
         graph.add_outputs(outputs)
+        predictions = _mapping(self._entries.get("predictions", {}), "predictions")
+        definition_of(graph).declared.predictions = {name: self._tensor(one) for name, one in predictions.items()}
         for option in _list(self._entries, "options"):
             if option not in GraphCompilationOptions.__members__:
                 raise ValueError(f"there is no compilation option {str(option)[:100]!r}")

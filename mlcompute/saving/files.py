@@ -54,7 +54,10 @@ def save(
     graphs are saved one by one, each to a file of its own, for `restore`; `load` cannot build one without the others.
     """
     if not isinstance(graph, Graph):
-        raise TypeError(f"mlcompute.save: graph must be a Graph, not {type(graph).__name__}")
+        advice = "; write trainer.save(path)" if hasattr(graph, "training") else ""
+        if isinstance(path, Graph):
+            advice = "; write mlc.save(path, graph)"
+        raise TypeError(f"mlcompute.save: graph must be a Graph, not {type(graph).__name__}{advice}")
     if os.fsdecode(path).endswith(".onnx"):
         raise FileError(
             f"mlcompute.save: '{os.fsdecode(path)}' would be a safetensors file that is called .onnx",

@@ -108,6 +108,12 @@ def restore(
         found = {pattern: [name for name in kept if fnmatch.fnmatchcase(name, pattern)] for pattern in patterns}
         picked = {name for some in found.values() for name in some}
         wanted = {name: tensor for name, tensor in kept.items() if name in picked}
+        if kept and not wanted:
+            raise FileError(
+                f"mlcompute.restore: {checkpoint.path}: no tensor of the graph is called like {only!r}",
+                graph=_some([f"'{name}'" for name in kept]),
+                fix="patterns are as in a shell, for 'layer.slot': only='encoder*', only='*.biases'",
+            )
         notes = [f"no tensor of the graph is called like '{pattern}'" for pattern, some in found.items() if not some]
         plan = _Plan(checkpoint, wanted, rename, exact)
         state = SavedState(checkpoint, graph, names) if exact and isinstance(graph, TrainingGraph) else None

@@ -10,6 +10,7 @@ Names are a layer's name and PyTorch's own for the parameter: `dense1.weight`, `
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +95,8 @@ def from_state_dict(graph: Graph, state: Mapping[str, Any], *, strict: bool = Tr
     """
     if not isinstance(state, Mapping):
         advice = "; give model.state_dict()" if hasattr(state, "state_dict") else ""
+        if isinstance(state, (str, os.PathLike)):
+            advice = "; mlc.restore(graph, path) reads safetensors, torch.load(path) what PyTorch saved"
         raise TypeError(f"from_state_dict: state must be a dictionary by name, not {type(state).__name__}{advice}")
     entries, further_uses = _entries(graph)
     given = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
@@ -119,7 +122,7 @@ def from_state_dict(graph: Graph, state: Mapping[str, Any], *, strict: bool = Tr
         raise DataError(
             f"from_state_dict: {len(problems)} misfit(s), the graph has {len(entries)} parameters",
             problems="\n            ".join(shown),
-            fix=_without_prefix(given, entries) or "check names and sizes; strict=False takes what fits by name",
+            fix=_dictionary_inside(given) or _without_prefix(given, entries) or _leaving_out(entries, arrays),
         )
     fresh: dict[Tensor, Array] = {}
     for name in sorted(arrays, key=lambda name: entries[name].adds):
@@ -130,6 +133,24 @@ def from_state_dict(graph: Graph, state: Mapping[str, Any], *, strict: bool = Tr
     for tensor, part in fresh.items():
         tensor.data = part
     return [name for name in entries if name in arrays]
+
+
+def _dictionary_inside(given: Mapping[str, Any]) -> str:
+    """Where the state dictionary is in what a training script saved: {"epoch": 3, "state_dict": {...}}."""
+    name = next((name for name, value in given.items() if isinstance(value, Mapping)), None)
+    return "" if name is None else f"the dictionary has others inside: give state[{name!r}], say"
+
+
+def _leaving_out(entries: Mapping[str, _Entry], arrays: Mapping[str, Array]) -> str:
+    """What to write where sizes differ, as those of another head do, or only names."""
+    other = [name for name, array in arrays.items() if array.shape != entries[name].whole]
+    if not other:
+        return "check names and sizes; strict=False takes what fits by name"
+    layer = other[0].rpartition(".")[0]
+    return (
+        f"a layer of another size is not taken: leave its entries out, {{name: array for name, array in state.items() "
+        f"if not name.startswith({layer!r})}}, with strict=False"
+    )
 
 
 def _without_prefix(given: Iterable[str], known: Container[str]) -> str:

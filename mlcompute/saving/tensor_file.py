@@ -106,6 +106,14 @@ def header_length(first_bytes: bytes, file_size: int, who: str) -> int:
         raise FileError(f"{who}: the file has {file_size} bytes, not even a length", expected="a safetensors file")
     (length,) = struct.unpack("<Q", first_bytes)
     if length > LONGEST_HEADER or 8 + length > file_size:
+        if first_bytes[:4] == b"PK\x03\x04":
+            raise FileError(
+                f"{who}: this is a zip archive, as torch.save, Keras and np.savez write them",
+                expected="a safetensors file",
+                fix="weights saved by PyTorch: mlc.from_state_dict(graph, torch.load(path)); arrays: np.load(path)",
+            )
+        if who.endswith(".onnx"):
+            raise FileError(f"{who}: not a safetensors file", fix="an ONNX model is read by mlc.onnx.load(path)")
         raise FileError(
             f"{who}: the header would have {length} bytes, the file has {file_size}",
             expected="a safetensors file",

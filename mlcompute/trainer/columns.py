@@ -138,6 +138,8 @@ def column(
     classes     of integer class labels: how many classes there are, and the label that is ignored
     """
     is_label = class_axis > 0
+    if isinstance(data, (list, tuple)) and not len(data):
+        raise DataError(f"{who}: there are no samples")
     who = f"{who}: '{name}'"
     array = as_array(data, who)
     d = tensor.descriptor
@@ -160,7 +162,7 @@ def column(
     given, wanted = (tuple(e for e in extents[1:] if e != 1) for extents in (array.shape, shape))
     if given != wanted:
         fix = rearrangement(array.shape, (len(array), *d.shape[1:]))
-        if array.shape == d.shape[1:]:
+        if tuple(e for e in array.shape if e != 1) == wanted and wanted and not is_label:
             fix = "this is one sample: give it an axis for samples, array[None]"
         if is_label and not is_over_classes and _has_one_entry_for(array, d.shape, class_axis):
             fix = _one_per_output(len(array), d.shape, class_axis)
@@ -180,7 +182,9 @@ def column(
         elif not fix and is_label and len(given) == len(wanted):
             fix = f"give labels of this shape, or the last layer as many outputs: {array.shape[-1]}"
         elif not fix and not is_label and not is_weight:
-            fix = f"or build the graph's input with shape {(batch, *array.shape[1:])}"
+            fix = f"give samples of this shape, or build the graph's input with shape {(batch, *array.shape[1:])}"
+            if array.ndim == len(d.shape) == 2 and len(array) == d.shape[1]:
+                fix = f"samples lie on axis 0: array.T; or {fix.partition(', or ')[2]}"
         raise DataError(
             f"{who}: samples of shape {array.shape[1:]} for a tensor of shape {d.shape}",
             given=f"{array.dtype} array of shape {array.shape}",
@@ -202,8 +206,12 @@ def _one_per_output(samples: int, shape: tuple[int, ...], class_axis: int) -> st
 
 def _readable(data: Any, array: Array) -> str:
     """How data that is no numbers becomes some."""
+    if hasattr(data, "toarray"):
+        return "a sparse matrix: data.toarray()"
     if array.ndim == 0:
         return f"a file is read by mlc.data.load({str(data)!r}, ...)" if isinstance(data, str) else ""
+    if array.dtype.kind == "c":
+        return "complex numbers: np.stack([data.real, data.imag], axis=-1), or their absolute values"
     if array.dtype.kind in "US":
         return "text labels: mlc.data.arrays(x, labels) gives each class a number, and remembers its name"
     return "tables with text and numbers: mlc.data.read_csv(path, target=...); else array.astype('float32')"

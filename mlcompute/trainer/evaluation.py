@@ -91,6 +91,10 @@ class Scores(dict[str, float]):
         matrices = [metric.matrix for metric in metrics if isinstance(metric, ConfusionMatrix)]
         self.confusion_matrix: Array | Any = matrices[0] if matrices else None
 
+    def __missing__(self, name: str) -> float:
+        known = ", ".join(self)
+        raise KeyError(f"Trainer.evaluate: there is no {name!r}; it has {known}; Trainer(metrics=[...]) adds more")
+
 
 def number(value: Array) -> float:
     """What is minimised where a tensor is: the sum of its elements."""

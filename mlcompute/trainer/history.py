@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,13 @@ class History:
             known = f"it has {', '.join(columns)}" if columns else "no epoch has ended"
             raise KeyError(f"History: there is no {column!r}; {known}")
         return columns[column]
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of the columns; without it, Python would ask for column 0."""
+        return iter(self.history)
+
+    def __contains__(self, column: object) -> bool:
+        return any(column in row for row in self.epochs)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, History):

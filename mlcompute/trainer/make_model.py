@@ -9,7 +9,7 @@ from mlcompute.building.losses import LOSSES
 from mlcompute.device import Device
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, GraphError
-from mlcompute.foreign_names import advice_for_choice
+from mlcompute.foreign_names import advice_for_choice, expect_no_foreign
 from mlcompute.graph import Graph, Node
 from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
@@ -23,6 +23,7 @@ from mlcompute.runtime.tensor_state import is_fed
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.label_tensors import Place, labels_of_function, labels_of_layer, takes_labels
 from mlcompute.trainer.model import Model
+from mlcompute.trainer.output import UNNAMED
 from mlcompute.trainer.several_losses import Loss, outputs_of, several_losses
 from mlcompute.training import TrainingGraph
 
@@ -69,7 +70,8 @@ def model_from(
         weights = _weights_of(graph.nodes, known)
         if undeclared or weights:
             graph.add_inputs({}, _by_label("labels", undeclared), weights)
-        return Model(graph, fed, device, outputs_of(outputs), group=group)
+        named = outputs_of(declared.predictions if outputs is None else outputs)
+        return Model(graph, fed, device, named, group=group)
     if isinstance(graph, InferenceGraph) or not isinstance(graph, Graph):
         raise TypeError(f"Trainer: needs a Graph or a TrainingGraph, not {type(graph).__name__}")
     nodes = graph.nodes
@@ -106,7 +108,7 @@ def model_from(
         of_losses = [node for node in own if isinstance(node.layer, LossLayer)]
         last = of_losses[0].sources[0] if of_losses else nodes[-1].results[0]
         kept = {output.name: output.prediction for output in named} or (
-            {} if (own and not of_losses) or minimised is not None else {"prediction": last}
+            {} if (own and not of_losses) or minimised is not None else {UNNAMED: last}
         )
         training.add_outputs(kept)
     return Model(training, found, device, named, made_labels=made, group=group)
@@ -170,6 +172,7 @@ def _by_label(kind: str, tensors: list[Tensor]) -> dict[str, Tensor]:
 
 
 def _loss(given: Loss | None) -> LossLayer | Callable[..., Tensor]:
+    expect_no_foreign("Trainer", "loss", given, LOSSES)
     if isinstance(given, LossLayer) or (callable(given) and not isinstance(given, (Layer, type))):
         return given
     if isinstance(given, str) and given in LOSSES:
@@ -189,6 +192,11 @@ def _optimizer(given: Optimizer | str | None, learning_rate: float | None) -> Op
             )
         return given
     name = "adam" if given is None else given
+    expect_no_foreign("Trainer", "optimizer", given, _OPTIMIZERS)
+    if isinstance(given, type) and issubclass(given, Optimizer):
+        raise DataError(
+            f"Trainer: optimizer is the class {given.__name__}", fix=f"make one: {given.__name__}(learning_rate=...)"
+        )
     if not isinstance(name, str) or name not in _OPTIMIZERS:
         raise DataError(
             f"Trainer: optimizer is {given!r}",

@@ -36,7 +36,7 @@ from mlcompute.trainer.data import Batch, Data, Feed
 from mlcompute.trainer.label_counts import LabelCount, label_count, label_counts
 from mlcompute.trainer.label_tensors import Place, are_indices, relabel
 from mlcompute.trainer.metrics import Array
-from mlcompute.trainer.output import Output, class_axis_of_loss, is_over_classes
+from mlcompute.trainer.output import UNNAMED, Output, class_axis_of_loss, is_over_classes, unweighted
 from mlcompute.trainer.predictor import Predictor
 from mlcompute.trainer.sample_weights import (
     ONLY,
@@ -112,17 +112,22 @@ class Model(Predictor):
         assert request.result is not None
         self.loss = request.result
         self.minimised = request.minimised
-        self.terms = {
-            name: tensor
-            for name, tensor in training.losses.items()
-            if tensor is not self.loss and (tensor.descriptor.element_count == 1 or tensor in self.minimised)
-        }
         self._nodes = nodes
         declared = definition_of(training).declared
         found = [_with_loss(output, nodes, declared.labels) for output in self._named] or [
             _first_output(training, request, nodes)
         ]
         self.outputs = {output.name: output for output in found}
+        # What a loss layer compares is found in the graph; the rest has to be noted for `predict` of a loaded graph.
+        is_found = not self._named and found[0].node is not None
+        declared.predictions = {} if is_found else {name: one.prediction for name, one in self.outputs.items()}
+        before_weights = {unweighted(name) for name in self.outputs}
+        self.terms = {
+            name: tensor
+            for name, tensor in training.losses.items()
+            if tensor is not self.loss
+            and (tensor in self.minimised or (tensor.descriptor.element_count == 1 and name not in before_weights))
+        }
         self._refusals: dict[tuple[int, bool], str] = {}
         fed = set(inputs.values())  # an autoencoder's loss compares with an input: that is no label to be fed besides
         labels = {name: tensor for name, tensor in declared.labels.items() if tensor not in fed}
@@ -242,6 +247,7 @@ class Model(Predictor):
         graph = InferenceGraph([self.training])
         graph.add_inputs(self.feed.inputs, self.feed.labels, self.feed.weights)
         graph.add_outputs({name: output.prediction for name, output in self.outputs.items()})
+        definition_of(graph).declared.predictions = dict(definition_of(self.training).declared.predictions)
         graph.compile(device=self.device)
         return graph
 
@@ -489,11 +495,13 @@ class Model(Predictor):
 def _with_loss(output: Output, losses: Sequence[Node], labels: Mapping[str, Tensor]) -> Output:
     """An output that was named, with the loss layer that looks at it, if there is one, and its labels.
 
-    Where its loss is a function of tensors, its labels are those of its name: in a copy no more is known.
+    Where its loss is a function of tensors, its labels are those of its name: in a copy no more is known. Those of a
+    prediction nobody named are the only ones.
     """
     node = next((node for node in losses if node.sources[0] is output.prediction), None)
     if node is None:
-        return output if output.labels is not None else replace(output, labels=labels.get(output.name))
+        only = next(iter(labels.values()), None) if output.name == UNNAMED else None
+        return output if output.labels is not None else replace(output, labels=labels.get(output.name, only))
     return replace(output, node=node, labels=node.labels[0] if node.labels else None)
 
 
@@ -518,9 +526,9 @@ def _first_output(training: TrainingGraph, request: Request, losses: Sequence[No
     definition = definition_of(training)
     if losses:
         node = losses[0]
-        return Output("prediction", node.sources[0], node.labels[0] if node.labels else None, node)
+        return Output(UNNAMED, node.sources[0], node.labels[0] if node.labels else None, node)
     labels = next(iter(definition.declared.labels.values()), None)
     wanted = [t for t in definition.declared.outputs.values() if definition.source_of(t) is None]
     prediction = definition.compared or next(iter(wanted), None) or without_losses(request).result
     assert prediction is not None
-    return Output("prediction", prediction, labels)
+    return Output(UNNAMED, prediction, labels)

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from mlcompute.graph import Node
     from mlcompute.layers.layer import Layer
 
+#: What the only prediction is called where nobody named it.
+UNNAMED = "prediction"
+
+
+def unweighted(name: str) -> str:
+    """What the loss layer of an output is called where a weight multiplies its loss; logs have the product alone."""
+    return f"{name}_unweighted"
+
 
 @dataclass(frozen=True)
 class Output:

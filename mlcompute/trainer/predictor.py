@@ -14,6 +14,7 @@ from mlcompute.layers.arguments import number_of
 from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.objective import is_loss
 from mlcompute.runtime.call_data import batch_of
+from mlcompute.runtime.definition import definition_of
 from mlcompute.runtime.session import session_of
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.data import Feed
@@ -124,6 +125,9 @@ def _wanted(who: str, graph: Graph, outputs: Outputs | Mapping[str, Tensor | str
                     fix="say what they are to be called: outputs={name: tensor, ...}",
                 )
         return named
+    definition = definition_of(graph)
+    if definition is not None and definition.declared.predictions:
+        return dict(definition.declared.predictions)
     losses = [node for node in nodes if is_loss(node.layer)]
     found = [node.sources[0] for node in losses if isinstance(node.layer, LossLayer)]
     if losses and not found:

@@ -10,13 +10,14 @@ from mlcompute.building.contents import contents_of, undone_on_error
 from mlcompute.building.losses import LOSSES
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError
+from mlcompute.foreign_names import expect_no_foreign
 from mlcompute.graph import Graph, Node
 from mlcompute.layers.loss import LossDescriptor, LossLayer
 from mlcompute.layers.objective import ObjectiveLayer
 from mlcompute.runtime.loss_function import minimize_result
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.label_tensors import Place, labels_of_function, labels_of_layer, relabel, takes_labels
-from mlcompute.trainer.output import Output
+from mlcompute.trainer.output import Output, unweighted
 from mlcompute.training import TrainingGraph
 
 #: What one output may have as its loss.
@@ -106,12 +107,13 @@ def _with_loss(
     if isinstance(loss, str) and loss in LOSSES:
         loss = LossLayer(LossDescriptor(LOSSES[loss], ReductionType.MEAN))
     if isinstance(loss, LossLayer):
-        loss.label = term if weight is None else f"{name}_unweighted"
+        loss.label = term if weight is None else unweighted(name)
         target = labels_of_layer(loss, prediction, name)
         result = training.node(loss, source=prediction, loss_labels=[target])
         if weight is not None:
             training.minimize(result, weight=weight, name=term)
         return Output(name, prediction, target, training.node_of(loss)), None
+    expect_no_foreign(f"Trainer: output '{name}'", "loss", loss, LOSSES)
     if not callable(loss) or isinstance(loss, type):
         raise DataError(
             f"Trainer: the loss of '{name}' is {loss!r}",

@@ -67,7 +67,8 @@ class Trainer:
                    sigmoid loss, about every output; where the loss does not tell, say "categorical_accuracy" or
                    "binary_accuracy". Of several outputs by name, {"digit": ["accuracy"]}: they are logged as
                    "digit_accuracy"
-    outputs        tensors that `predict` returns, by name; by default the prediction of each loss
+    outputs        tensors that `predict` returns, by name; by default the prediction of each loss that has a name here,
+                   else what the first loss compares
     inputs         names for the tensors that are fed; by default all that no layer computes, by their labels
     learning_rate  for an optimizer given by name
     group          processes that train together, as `mlc.Group.world()`. All of them make the same calls with the same
@@ -122,9 +123,11 @@ class Trainer:
         if elastic and group is None:
             raise DataError("Trainer: elastic is for a group of processes", fix="give group=mlc.Group.world()")
         session_of(self.model.training).set_elastic(bool(elastic))
+        known = list(self.model.outputs.values())
+        judged = [one for one in known if one.node is not None or one.labels is not None] or known
         for metric in self.metrics:
-            if not isinstance(metrics, Mapping) and len(self.model.outputs) == 1:
-                metric.output = self.model.output.name
+            if not isinstance(metrics, Mapping) and len(judged) == 1:
+                metric.output = judged[0].name
             if metric.output not in self.model.outputs:
                 raise DataError(
                     f"Trainer: metric '{metric.name}' of which output?",

@@ -594,3 +594,73 @@ def test_classes_of_a_yes_or_no(folder: Path, capsys: pytest.CaptureFixture[str]
     answer(capsys, "predict", trained["checkpoint"], "x.npy", "--output", "scores.npy")
     np.testing.assert_array_equal(classes, np.load("scores.npy") > 0)
     assert 0 < classes.sum() < 20
+
+
+SEVERAL = """
+import numpy as np
+import mlcompute as mlc
+
+def build():
+    graph = mlc.Graph()
+    x = graph.input((8, 6), "x")
+    graph.dense(x, 3, name="kind")
+    graph.dense(x, 1, name="size")
+    losses = {"kind": "softmax_cross_entropy", "size": "mse"}
+    return mlc.Trainer(graph, loss=losses, metrics={"size": ["mae"]})
+
+def data():
+    x = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
+    return x, {"kind": x[:, :3].argmax(axis=1), "size": x[:, :1]}
+"""
+
+
+def test_a_model_with_several_outputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "several.py").write_text(SEVERAL)
+    trained = answer(capsys, "train", "several.py", "--epochs", "1")["checkpoint"]
+    expected = mlc.load(trained).predict(np.load("data.npz")["x"])
+    assert {name: array.shape for name, array in expected.items()} == {"kind": (96, 3), "size": (96, 1)}
+
+    found = answer(capsys, "predict", trained, "data.npz")
+    assert found["shape"] == {"kind": [96, 3], "size": [96, 1]}
+    assert list(found["predictions"][0]) == ["sample", "kind 1", "kind 2", "kind 3", "size"]
+    assert found["predictions"][5]["size"] == pytest.approx(float(expected["size"][5, 0]))
+    assert call(capsys, "predict", trained, "data.npz").startswith("sample  kind 1 ")
+
+    call(capsys, "predict", trained, "data.npz", "--output", "all.npz")
+    call(capsys, "predict", trained, "data.npz", "--output", "all.csv")
+    for name, array in expected.items():
+        np.testing.assert_array_equal(np.load("all.npz")[name], array)
+    table = np.loadtxt("all.csv", delimiter=",", skiprows=1)
+    np.testing.assert_allclose(table[:, 1:], np.concatenate(list(expected.values()), axis=1), rtol=1e-6)
+    assert main(["predict", trained, "data.npz", "--output", "all.npy"]) == 1
+    assert "the model has 2 outputs: kind, size" in capsys.readouterr().err
+
+    call(capsys, "convert", trained, "model", "--hub")
+    assert answer(capsys, "predict", "model", "data.npz")["predictions"] == found["predictions"]
+
+
+def test_words_of_other_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for given, ours in (
+        ("--learning-rate", "--rate"), ("--lr", "--rate"), ("--batch_size", "--batch"), ("--bs", "--batch"),
+        ("--num-epochs", "--epochs"), ("--epoch_", "--epochs"),
+    ):  # fmt: skip
+        assert main(["train", "cnn", given, "3"]) == 2
+        assert f"did you mean {ours}?" in capsys.readouterr().err, given
+    assert main(["sweep", "cnn", "--vary", "lr=0.1"]) == 1
+    assert "cnn has no such setting; did you mean rate?" in capsys.readouterr().err
+
+
+def test_data_in_memory_is_in_no_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = {"a": np.arange(40) ** 2, "y": np.arange(40) % 3}
+    for data, name in (
+        (mlc.data.table(columns, target="y"), "a table"),
+        (mlc.data.arrays(np.ones((20, 3)), np.arange(20) % 2), "arrays"),
+    ):
+        graph = mlc.Graph()
+        graph.dense(data.input(graph, 8), data.outputs)
+        trainer = mlc.Trainer(graph, loss=data.loss, device=mlc.Device.cpu())
+        trainer.fit(data, verbose=0)
+        trainer.save("memory.safetensors")
+        for command in ("evaluate", "predict"):
+            assert main([command, "memory.safetensors"]) == 1
+            assert f"was trained on {name} in memory" in capsys.readouterr().err

@@ -184,6 +184,8 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(mlc.DataError, match="a folder that exists"):
         mlc.onnx.save(mlc.Graph(), tmp_path / "missing" / "net.onnx")
+    with pytest.raises(TypeError, match=r"path must be .*, not Graph; write mlc\.onnx\.save\(graph, path\)"):
+        mlc.onnx.save(path, mlc.Graph())
 
 
 # Training graphs ----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
+from mlcompute.cli import main
 from mlcompute.data import augmenting, image_folder
 
 RNG = np.random.default_rng(0)
@@ -54,6 +55,42 @@ def test_layouts_of_arrays() -> None:
     assert mlc.data.arrays(RNG.random((20, 5, 6)), y, images=True).shape == (1, 5, 6)
     notes = str(mlc.data.arrays(last, y))
     assert "images with channels last, fed with channels first, (3, 5, 6) each" in notes
+
+
+def test_names_of_what_global_pooling_predicts() -> None:
+    """(n, classes, 1, 1): the classes are on axis 1, and not on the last one."""
+    digits = mlc.data.digits()
+    mlc.Platform.set_rng_seed_to(0)
+    graph = mlc.Graph()
+    x = graph.convolution(digits.input(graph, 32), 16, kernel=3, activation="relu")
+    graph.dense(graph.global_pool(x), digits.outputs)
+    trainer = mlc.Trainer(graph, loss=digits.loss, metrics=digits.metrics, learning_rate=0.01)
+    trainer.fit(digits, epochs=2, verbose=0)
+    scores = trainer.predict(digits.validation)
+    assert scores.shape[1:] == (10, 1, 1)
+    prepared = digits.preprocessing
+    assert prepared is not None
+    expected = [str(one) for one in scores[:, :, 0, 0].argmax(axis=1)]
+    assert prepared.decode(scores).tolist() == expected
+    assert len(set(expected)) > 1
+    evaluation = mlc.Evaluation.of(trainer, digits.validation)
+    assert evaluation is not None
+    assert evaluation.accuracy == pytest.approx(trainer.evaluate(digits.validation)["accuracy"])
+    trainer.save("digits.safetensors")
+    np.savez("some.npz", x=digits.validation.x[:9])
+    for output in ("all.csv", "all.npy"):
+        options = ["--classes"] if output == "all.npy" else []
+        assert main(["predict", "digits.safetensors", "some.npz", "--output", output, *options]) == 0
+    rows = Path("all.csv").read_text().splitlines()
+    assert rows[0] == "sample,prediction,probability"
+    assert [row.split(",")[1] for row in rows[1:]] == expected[:9]
+    assert [str(one) for one in np.load("all.npy")] == expected[:9]
+    with pytest.raises(mlc.DataError, match=r"(?s)predictions of shape \(9, 1\) for 10 classes.*10 outputs"):
+        prepared.decode(scores[:9, :1, 0, 0])
+    two = mlc.data.arrays(np.zeros((8, 3)), np.array(["no", "yes"] * 4)).preprocessing
+    assert two is not None
+    with pytest.raises(mlc.DataError, match=r"np\.array\(prepared\.classes\)\[\(logits\[:, 0\] > 0\)"):
+        two.decode(np.zeros((8, 1)))
 
 
 def test_labels_of_arrays() -> None:

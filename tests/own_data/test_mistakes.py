@@ -265,6 +265,7 @@ PYTHON = [
     (lambda: trainer(8).fit(FEATURES[:, :5], LABELS), "build the graph's input with shape (10, 5)"),
     (lambda: trainer(8).predict({"image": FEATURES}), "call it 'x'"),
     (lambda: trainer(3, 8, 8).predict(np.zeros((3, 8, 8))), "array[None]"),
+    (lambda: trainer(8, 1).predict(np.zeros(8)), "array[None]"),
     (lambda: trainer(3, 8, 8).predict(np.zeros((5, 8, 8, 3))), "array.transpose(0, 3, 1, 2)"),
     (lambda: trainer(8).fit(mlc.data.iris()), "build the graph's input with shape (10, 4)"),
     (lambda: trainer(4).fit(mlc.data.iris(), LABELS), "leave y and sample_weight out"),

@@ -274,9 +274,11 @@ def test_tables_in_memory_are_read_as_csv_is() -> None:
     np.testing.assert_array_equal(one.y, other.y)
     assert one.preprocessing is not None
     np.testing.assert_array_equal(one.preprocessing.read(columns).x, one.x)
-    for wrong in ({}, {"a": [1, 2], "y": [1]}, {"a": [[1], [2]], "y": [1, 2]}, {"a": [], "y": []}):
+    for wrong in ({}, {"a": [1, 2], "y": [1]}, {"a": [[1], [2]], "y": [1, 2]}):
         with pytest.raises(mlc.DataError, match="one axis, one length and a value"):
             mlc.data.table(wrong, "y")
+    with pytest.raises(mlc.DataError, match=r"(?s)table: there are no rows.*columns a, y"):
+        mlc.data.table({"a": [], "y": []}, "y")
 
 
 def test_kinds_can_be_said() -> None:

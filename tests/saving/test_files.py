@@ -234,6 +234,14 @@ def test_arrays_files_cannot_hold_are_refused(array: Any, tmp_path: Path) -> Non
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"mlcompute.save: graph must be a Graph, not Tensor"):
         mlc.save(tmp_path / "g", mlc.Tensor(shape=(1,)))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"not str; write mlc\.save\(path, graph\)"):
+        mlc.save(small(), "g")  # type: ignore[arg-type]
+    trainer = mlc.Trainer(small(), device=mlc.Device.cpu())
+    with pytest.raises(TypeError, match=r"not Trainer; write trainer\.save\(path\)"):
+        mlc.save(tmp_path / "g", trainer)  # type: ignore[arg-type]
+    (tmp_path / "model.onnx").write_bytes(b"\x08\x0a\x12\x07pytorch" * 9)
+    with pytest.raises(mlc.FileError, match=r"mlc\.onnx\.load\(path\)"):
+        mlc.load(tmp_path / "model.onnx")
     with pytest.raises(TypeError, match=r"names of arrays must be text, not 3"):
         mlc.save(tmp_path / "g", small(), arrays={3: np.zeros(1)})  # type: ignore[dict-item]
     with pytest.raises(mlc.DataError, match="not valid Unicode"):

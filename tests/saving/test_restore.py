@@ -245,3 +245,5 @@ def test_a_pattern_that_matches_nothing_is_reported(tmp_path: Path) -> None:
     report = mlc.restore(small(1.0), tmp_path / "g", only=["*.weights", "encoder*"])
     assert [match.name for match in report.matched] == ["fully_connected.weights"]
     assert str(report).endswith("note: no tensor of the graph is called like 'encoder*'")
+    with pytest.raises(mlc.FileError, match=r"(?s)no tensor .* is called like 'encoder\*'.*connected\.weights"):
+        mlc.restore(small(1.0), tmp_path / "g", only="encoder*")

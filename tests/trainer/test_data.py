@@ -105,6 +105,15 @@ def test_the_loss_of_accumulated_batches_without_a_reduction() -> None:
     assert small.history["loss"] == pytest.approx(large.history["loss"], rel=1e-6)
 
 
+class Sparse:
+    """Like a matrix of scipy.sparse: NumPy makes an array with one object of it."""
+
+    shape = X.shape
+
+    def toarray(self) -> Any:
+        raise AssertionError("nobody asked for the memory")
+
+
 REFUSALS: dict[str, tuple[Any, str]] = {
     "no labels": (lambda m: m.fit(X), r"(?s)Trainer\.fit: the data has no labels.*give y"),
     "batches without labels": (lambda m: m.fit([X[:16]]), r"(?s)Trainer\.fit: the data has no labels.*give y"),
@@ -123,6 +132,11 @@ REFUSALS: dict[str, tuple[Any, str]] = {
         lambda m: m.fit(lambda epoch: iter([(X[:16], Y[:16], np.ones(16))])),
         r"(?s)weights were given, the graph takes none.*a list of batches.*add_inputs",
     ),
+    "empty lists": (lambda m: m.fit([], []), "there are no samples"),
+    "samples on axis 1": (lambda m: m.predict(X.T), r"fix       samples lie on axis 0: array\.T; or build"),
+    "too few features": (lambda m: m.predict(X[:, :2]), "fix       give samples of this shape, or build the graph's"),
+    "a sparse matrix": (lambda m: m.fit(Sparse(), Y), r"data\.toarray\(\)"),
+    "complex numbers": (lambda m: m.fit(X.astype(complex), Y), r"np\.stack\(\[data\.real, data\.imag\]"),
     "weights beside batches": (lambda m: m.fit(list(batches()), sample_weight=np.ones(48)), "cannot be read"),
 }  # fmt: skip
 
@@ -155,4 +169,9 @@ def test_words_for_what_is_no_list() -> None:
         trainer().fit(X, Y, callbacks=mlc.callbacks.GradientWatch())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"must be an object, not the class: Accuracy\(\)"):
         trainer(metrics=[mlc.metrics.Accuracy])
-    assert trainer(metrics=["top_2_accuracy"]).evaluate(X, Y)["top_2_accuracy"] > 0
+    scores = trainer(metrics=["top_2_accuracy"]).evaluate(X, Y)
+    assert scores["top_2_accuracy"] > 0
+    with pytest.raises(KeyError, match=r"no 'accuracy'; it has loss, top_2_accuracy; Trainer\(metrics=\[...\]\) adds"):
+        scores["accuracy"]
+    assert scores.get("accuracy") is None
+    assert "accuracy" not in scores

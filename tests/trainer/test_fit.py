@@ -472,3 +472,15 @@ def test_labels_that_are_no_whole_numbers_are_not_to_be_cut(odd: float, shown: s
     labels[3] = odd
     with pytest.raises(mlc.DataError, match=f"must be whole numbers, and one is {shown}"):
         trainer().fit(x, labels, verbose=0)
+
+
+def test_columns_of_a_history() -> None:
+    """`"val_loss" in history` and loops over names, as people write them about dictionaries."""
+    model = trainer()
+    history = model.fit(*points(32), verbose=0)
+    assert "loss" in history
+    assert "val_loss" not in history
+    assert list(history) == list(history.history)
+    assert {name: history[name] for name in history} == history.history
+    assert "loss" not in mlc.History()
+    assert list(mlc.History()) == []

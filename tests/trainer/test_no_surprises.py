@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -502,6 +503,18 @@ def test_hooks_that_are_never_called_are_named(device: mlc.Device) -> None:
         trainer(device).fit(X, Y, callbacks=[Old()], verbose=0)
     with pytest.raises(TypeError, match=r"must be an object, not the class: EarlyStopping\(\)"):
         trainer(device).fit(X, Y, callbacks=[mlc.callbacks.EarlyStopping], verbose=0)  # type: ignore[list-item]
+
+
+def test_keras_calls_the_trainer_of_a_callback_its_model(device: mlc.Device) -> None:
+    class Keras(mlc.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any) -> None:
+            self.model.stop_training = True  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError, match=r"'Keras' object has no attribute 'model': use self\.trainer"):
+        trainer(device).fit(X, Y, callbacks=[Keras()], verbose=0)
+    with pytest.raises(AttributeError, match="'trainer': it is set when training begins"):
+        Keras().trainer  # noqa: B018
+    assert copy.copy(Keras()) is not None
 
 
 def test_one_metric_in_two_trainers(device: mlc.Device) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import mlcompute as mlc
+from mlcompute.runtime.definition import definition_of
 
 RNG = np.random.default_rng(2)
 X = RNG.standard_normal((12, 4)).astype(np.float32)
@@ -188,3 +189,80 @@ def test_any_tensor_is_a_loss() -> None:
     other = elsewhere.dense(elsewhere.input((8, 3)), 1)
     with pytest.raises(mlc.Error, match="of another graph"):
         mlc.Trainer(trainer.model.training.graph_objects[0], loss=other)
+
+
+@pytest.mark.parametrize("box", ["mse", lambda y, t: ((y - t) ** 2).mean(-1)], ids=["layer", "function"])
+def test_a_loaded_model_predicts_every_output(box: Any, tmp_path: Path) -> None:
+    graph = mlc.Graph()
+    code = graph.dense(graph.input((6, 4), "x"), 5, name="code")
+    graph.dense(code, 3, name="kind")
+    graph.dense(code, 2, name="box")
+    for outputs in (None, {"code": code}):
+        trainer = _trainer({"kind": "softmax_cross_entropy", "box": box}, graph, outputs=outputs)
+        trainer.fit(X, LABELS, verbose=0)
+        expected = trainer.predict(X)
+        assert list(expected) == [*(outputs or {}), "kind", "box"]
+        for path, saved in ((tmp_path / "run", trainer.save), (tmp_path / "net", None)):
+            if saved is None:
+                mlc.save(path, trainer.inference)
+            else:
+                saved(path)
+            predicted = [mlc.load(path).predict(X)]
+            if saved is not None:
+                again = mlc.Trainer(mlc.load(path), metrics={"kind": ["accuracy"]}, device=mlc.Device.cpu())
+                predicted.append(again.predict(X))
+                assert again.evaluate(X, LABELS)["loss"] == trainer.evaluate(X, LABELS)["loss"]
+            for found in predicted:
+                assert list(found) == list(expected)
+                for name, array in expected.items():
+                    np.testing.assert_array_equal(found[name], array)
+
+
+def test_a_loaded_model_with_an_expression_as_its_loss_predicts(tmp_path: Path) -> None:
+    graph = _graph("box")
+    trainer = _trainer(lambda y, t: ((y - t) ** 2).mean(-1), graph, metrics=["mae"])
+    trainer.fit(X, BOXES, verbose=0)
+    trainer.save(tmp_path / "run")
+    np.testing.assert_array_equal(mlc.load(tmp_path / "run").predict(X), trainer.predict(X))
+    again = mlc.Trainer(mlc.load(tmp_path / "run"), metrics=["mae"], device=mlc.Device.cpu())
+    assert again.evaluate(X, BOXES) == trainer.evaluate(X, BOXES)
+
+    with_target = _graph("box")
+    target = with_target.input((6, 2), "target")
+    y = with_target.result_tensors(with_target.layers[0])[0]
+    trainer = _trainer(((y - target) ** 2).mean(), with_target, outputs={"y": y})
+    trainer.fit({"x": X, "target": BOXES}, verbose=0)
+    trainer.save(tmp_path / "run")
+    np.testing.assert_array_equal(mlc.load(tmp_path / "run").predict(X), trainer.predict(X))
+
+
+def test_names_of_predictions_change_no_graph(tmp_path: Path) -> None:
+    """A file of a version that did not store them is of the same graph."""
+    trainer = _trainer({"kind": "softmax_cross_entropy", "box": "mse"})
+    mlc.save(tmp_path / "run", trainer.training)
+    named = mlc.Checkpoint(tmp_path / "run")
+    assert list(named.description["predictions"]) == ["kind", "box"]
+    definition_of(trainer.training).declared.predictions = {}
+    mlc.save(tmp_path / "old", trainer.training)
+    old = mlc.Checkpoint(tmp_path / "old")
+    assert "predictions" not in old.description
+    assert named.facts["graph_hash"] == old.facts["graph_hash"]
+
+
+def test_a_weighed_loss_is_logged_once() -> None:
+    losses = {"kind": "softmax_cross_entropy", "box": "huber"}
+    history = _trainer(losses, loss_weights={"box": 0.5}).fit(X, LABELS, verbose=0)
+    assert sorted(history.history) == ["box_loss", "kind_loss", "learning_rate", "loss"]
+    assert history["loss"][0] == pytest.approx(history["kind_loss"][0] + history["box_loss"][0])
+
+
+def test_metrics_are_of_the_only_output_that_is_compared() -> None:
+    graph = mlc.Graph()
+    code = graph.dense(graph.input((6, 4), "x"), 5, activation="tanh")
+    outputs = {"code": code, "scores": graph.dense(code, 3)}
+    trainer = _trainer("softmax_cross_entropy", graph, outputs=outputs, metrics=["accuracy"])
+    trainer.fit(X, KINDS, verbose=0)
+    right = (trainer.predict(X)["scores"].argmax(1) == KINDS).mean()
+    assert trainer.evaluate(X, KINDS)["accuracy"] == pytest.approx(right)
+    with pytest.raises(mlc.DataError, match="of which output"):
+        _trainer({"kind": "mse", "box": "mse"}, metrics=["mae"])

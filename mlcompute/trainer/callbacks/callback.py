@@ -31,6 +31,15 @@ class Callback:
         plain = {k: v for k, v in vars(self).items() if not k.startswith("_") and isinstance(v, (str, int, float))}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in plain.items())})"
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            advice = {
+                "model": ": use self.trainer, whose graph is self.trainer.training",
+                "trainer": ": it is set when training begins",
+            }
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice.get(name, '')}")
+
     def on_train_begin(self, logs: Logs) -> None:
         """Training begins: reset the state of an earlier run. On resume, `restore` follows."""
 
