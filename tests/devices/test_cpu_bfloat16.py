@@ -145,6 +145,20 @@ def kernels_of(network: Network) -> tuple[mlc.TrainingGraph, str]:
     return training, str(next(text for name, text in training.programs.items() if name.startswith("fused")))
 
 
+def test_weights_are_updated_in_the_matmul_where_no_instructions_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wide layers, whose columns are cut into blocks: their gradient need not exist as a whole."""
+
+    def wide(graph: mlc.Graph) -> mlc.Tensor:
+        return graph.dense(graph.dense(graph.input((160, 1100), "x"), 1200, activation="relu"), CLASSES)
+
+    monkeypatch.setattr(onednn, "bfloat16_gemm", lambda: 0)
+    assert "gemm_tn + fused elementwise" in kernels_of(wide)[1]
+    device = mlc.Device(engine=engine(), precision="bf16")
+    whole, split = (Trained(wide, device, split=split, steps=2) for split in (False, True))
+    for one, other in zip(whole.weights, split.weights, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
 def test_losses_over_many_classes_read_bfloat16() -> None:
     """The scores of a vocabulary are the largest values of a language model."""
     training, program = kernels_of(lambda graph: graph.dense(graph.input((256, 8), "x"), 1024))

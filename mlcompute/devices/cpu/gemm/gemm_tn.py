@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.codegen.addressing import aligned, thread_floats
 from mlcompute.devices.cpu.codegen.arguments import Argument, KernelArguments
 from mlcompute.devices.cpu.codegen.code import MEMORY_TYPES, Code, vector_lanes
@@ -98,7 +99,7 @@ def can_update(step: Step) -> bool:
     types = {value.dtype for value in (*multiply.inputs, *multiply.results)}
     if any(computed_type(dtype) != FLOAT32 for dtype in types):
         return False
-    if _in_blocks(columns, depth) and types != {FLOAT32}:  # a gemm of bfloat16 is faster
+    if _in_blocks(columns, depth) and types != {FLOAT32} and onednn.bfloat16_gemm():  # which is faster
         return False
     if suits_slices(multiply):  # and is updated afterwards
         return False
