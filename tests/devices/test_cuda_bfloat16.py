@@ -14,7 +14,7 @@ from mlcompute.devices.reference import Reference
 from mlcompute.ops.bfloat16 import bfloat16
 from mlcompute.ops.op import FLOAT32, Array
 from tests.devices.cuda_emulator.bench import check, engine, needs_engine, op, run
-from tests.test_bfloat16 import NETWORKS, ROUNDING, Network, Trained, assert_weights_agree
+from tests.test_bfloat16 import NETWORKS, ROUNDING, Network, Trained, assert_weights_agree, maximal
 
 pytestmark = needs_engine
 
@@ -127,7 +127,11 @@ def test_networks_train_as_on_the_reference(network: Network) -> None:
     expected = Trained(network, mlc.Device(engine=Reference(), precision="bf16"))
     found = Trained(network, mlc.Device(engine=engine(), precision="bf16"))
     assert found.loss == pytest.approx(expected.loss, rel=8 * ROUNDING)
-    assert_weights_agree(found, expected)
+    if network is maximal:  # of two numbers that are equal in bfloat16, a maximum may pick another one
+        assert_weights_agree(found, expected)
+        return
+    for one, other in zip(found.weights, expected.weights, strict=True):
+        np.testing.assert_allclose(one, other, atol=8 * ROUNDING * max(0.1, float(np.abs(other).max())))
 
 
 def test_a_convolution_of_strided_images_is_ours() -> None:
