@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from mlcompute.devices import native_threads
-from mlcompute.devices.cpu.runtime.machine import default_thread_count
+from mlcompute.devices.cpu.runtime.machine import default_thread_count, llvm_features
 
 #: The passes run on most kernels. They are written in vectors and unrolled already, so LLVM's vectorizers and unrollers
 #: are not run, nor are passes that look for what generated code does not contain: they took half of the time and made
@@ -74,12 +74,13 @@ def target_machine() -> Any:
     import llvmlite.binding as llvm
 
     _initialize()
-    cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     # On Windows in the format of Linux, which our linker knows; calls still follow the rules of Windows.
     triple = llvm.get_default_triple() + ("-elf" if sys.platform == "win32" else "")
     target = llvm.Target.from_triple(triple)
     # Position-independent and small: a kernel reaches its constants beside it, and may be put anywhere.
-    return target.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small")
+    return target.create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm_features(), opt=3, reloc="pic", codemodel="small"
+    )
 
 
 class _Emitter:

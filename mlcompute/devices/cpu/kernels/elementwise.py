@@ -21,6 +21,7 @@ from mlcompute.devices.cpu.kernels.elementwise_ops import (
     store_element,
     supports_elementwise,
 )
+from mlcompute.devices.cpu.kernels.elementwise_stages import BLOCK, Stage, stages_of
 from mlcompute.devices.cpu.kernels.transposes import (
     TILE_COLUMNS,
     TILE_ROWS,
@@ -148,6 +149,10 @@ class _Writer:
         if few is not None:
             self._by_rows(few, begin, end, extents)
             return
+        stages = stages_of(self.nest)
+        if len(stages) > 1 and not self._streamed():
+            self._in_stages(stages, begin, end, extents)
+            return
         self._loops(0, begin, end, extents, self.pointers)
 
     def _loops(self, axis: int, begin: str, end: str, extents: list[str], pointers: list[str]) -> None:
@@ -210,6 +215,67 @@ class _Writer:
                 self._hoist(Access.FIXED, lines)
                 self._innermost(column, last_column, lines)
 
+    def _in_stages(self, stages: Sequence[Stage], begin: str, end: str, extents: list[str]) -> None:
+        """Blocks of a few rows, or of a part of one: every stage runs over a block before the next one does."""
+        code, lanes, pointers = self.code, vector_lanes(), self.pointers
+        bounds = [(begin, end), *(("0", extent) for extent in extents[1:])]
+        kept = {
+            value: code.aligned_buffer(BLOCK, MEMORY_TYPES[value.dtype]) for stage in stages for value in stage.keeps
+        }
+        with contextlib.ExitStack() as loops:
+            for outer in range(self.rank - 2):
+                pointers = self._moved(pointers, outer, loops.enter_context(code.loop(*bounds[outer])))
+            first_column, last_column = bounds[-1]
+            full = code.mul(code.div(code.sub(last_column, first_column), lanes), lanes)
+            rows, together = bounds[-2] if self.rank > 1 else ("0", "1"), "1"
+            if self.rank > 1:
+                together = code.intrinsic("smax", "i64", code.div(BLOCK, code.intrinsic("smax", "i64", full, "1")), "1")
+            row = loops.enter_context(code.loop(*rows, together))
+            last_row = code.minimum(code.add(row, together), rows[1])
+
+            def lines(index: str) -> list[str]:
+                return self._moved(pointers, self.rank - 2, index) if self.rank > 1 else pointers
+
+            with code.loop(first_column, code.add(first_column, full), BLOCK) as column:
+                last = code.minimum(code.add(column, BLOCK), code.add(first_column, full))
+                for stage in stages:
+                    with code.loop(row, last_row) as index:
+                        at = code.mul(code.sub(index, row), code.sub(last, column))
+                        block = {
+                            value: code.at(kept[value], code.sub(at, column), MEMORY_TYPES[value.dtype])
+                            for value in (*stage.reads, *stage.keeps)
+                        }
+                        self._stage(stage, block, lines(index), column, last)
+            with code.loop(row, last_row) as index:
+                own = lines(index)
+                self._hoist(Access.FIXED, own)
+                with code.loop(code.add(first_column, full), last_column) as column:
+                    self._body(column, own, 1, self.hoisted)
+
+    def _stage(self, stage: Stage, block: dict[Value, str], pointers: list[str], begin: str, end: str) -> None:
+        """One stage along a row: `block` is where values between stages lie, as if from column 0 on."""
+        code, lanes = self.code, vector_lanes()
+        known: dict[Value, str] = {}
+        for number in stage.loads:
+            if self.access[number] in (Access.CONSTANT, Access.FIXED):
+                dtype = self.dtypes[number]
+                scalar = self.hoisted.get(number) or load_element(code, pointers[number], dtype, 1)
+                known[self.nest.loads[number].value] = code.splat(scalar, register_type(dtype), lanes)
+        with code.loop(begin, end, lanes) as index:
+            registers = dict(known)
+            for number in stage.loads:
+                if self.nest.loads[number].value not in known:
+                    registers[self.nest.loads[number].value] = self._load(number, pointers[number], index, lanes)
+            for value in stage.reads:
+                address = code.at(block[value], index, MEMORY_TYPES[value.dtype])
+                registers[value] = load_element(code, address, value.dtype, lanes)
+            registers = self._apply(registers, lanes, stage.ops)
+            for value in stage.keeps:
+                address = code.at(block[value], index, MEMORY_TYPES[value.dtype])
+                store_element(code, address, value.dtype, registers[value], lanes)
+            for number in stage.stores:
+                self._store(number, pointers[number], index, registers[self.nest.operands[number].value], lanes)
+
     def _by_rows(self, few: FewColumns, begin: str, end: str, extents: list[str]) -> None:
         """Vectors of several rows, each of a few columns."""
         code, pointers, axis, lanes = self.code, self.pointers, few.axis, vector_lanes()
@@ -249,15 +315,8 @@ class _Writer:
                 self.hoisted[number] = load_element(self.code, pointers[number], self.dtypes[number], 1)
 
     def _innermost(self, begin: str, end: str, pointers: list[str]) -> None:
-        code = self.code
-        streamed = [
-            number
-            for number, each in enumerate(self.nest.stores, start=len(self.nest.loads))
-            if (each.streams or _is_parameter(each))
-            and self.access[number] is Access.CONTIGUOUS
-            and self.dtypes[number] == FLOAT32
-        ]
-        if not streamed or not has_streaming_stores():
+        code, streamed = self.code, self._streamed()
+        if not streamed:
             self._along(begin, end, pointers)
             return
         # A streaming store that is not aligned is a fault.
@@ -271,6 +330,18 @@ class _Writer:
             self._along(begin, end, pointers, frozenset(streamed))
         with code.when(code.let(f"xor i1 {streams}, true")):
             self._along(begin, end, pointers)
+
+    def _streamed(self) -> list[int]:
+        """Operands that may be stored past the caches."""
+        if not has_streaming_stores():
+            return []
+        return [
+            number
+            for number, each in enumerate(self.nest.stores, start=len(self.nest.loads))
+            if (each.streams or _is_parameter(each))
+            and self.access[number] is Access.CONTIGUOUS
+            and self.dtypes[number] == FLOAT32
+        ]
 
     def _along(self, begin: str, end: str, pointers: list[str], streamed: frozenset[int] = frozenset()) -> None:
         """The innermost loop; `streamed` operands are stored past the caches."""
@@ -307,10 +378,10 @@ class _Writer:
             else:
                 self._store(number, pointers[number], index, registers[each.value], lanes)
 
-    def _apply(self, loaded: dict[Value, str], lanes: int) -> dict[Value, str]:
-        """What was loaded, and the results of all ops."""
+    def _apply(self, loaded: dict[Value, str], lanes: int, ops: Sequence[Step] | None = None) -> dict[Value, str]:
+        """What was loaded, and the results of ops: all of them unless told otherwise."""
         registers = dict(loaded)
-        for step in self.nest.ops:
+        for step in self.nest.ops if ops is None else ops:
             types = [value.dtype for value in step.inputs]
             operands = [registers[value] for value in step.inputs]
             registers[step.results[0]] = emit_elementwise(

@@ -14,8 +14,19 @@ _TELLING = {
     "x86_64": ("vendor_id", "cpu family", "model", "stepping", "flags"),
     "aarch64": ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features"),
 }
-#: Values of ONEDNN_MAX_CPU_ISA that leave AVX512_BF16 out.
-_WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
+#: What values of ONEDNN_MAX_CPU_ISA hide from our own kernels, too: how names of features begin, as Linux and as LLVM
+#: spell them.
+_BFLOAT16, _AVX512 = ("avx512_bf16", "avx512bf16"), ("avx512", "avx10", "amx", "evex", "vp2intersect")
+_AVX2 = (*_AVX512, "avx2", "avx_", "avxv", "avxi", "avxn", "fma")
+_HIDDEN = {
+    "SSE41": (*_AVX2, "avx", "f16c", "vaes", "vpclmulqdq"),
+    "AVX": _AVX2,
+    "AVX2": _AVX512,
+    "AVX2_VNNI": _AVX512,
+    "AVX2_VNNI_2": _AVX512,
+    "AVX512_CORE": _BFLOAT16,
+    "AVX512_CORE_VNNI": _BFLOAT16,
+}
 
 
 @functools.cache
@@ -36,15 +47,33 @@ def _described() -> dict[str, str]:
     return {name: facts[name] for name in telling} if all(name in facts for name in telling) else {}
 
 
+def _hidden() -> tuple[str, ...]:
+    """How the names of those features begin that no kernel may use."""
+    return _HIDDEN.get(os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper(), ())
+
+
 @functools.cache
 def features() -> frozenset[str]:
-    """Names of the groups of instructions this machine has."""
+    """Names of the groups of instructions this machine has, without those that ONEDNN_MAX_CPU_ISA hides."""
     facts = _described()
     if facts:
-        return frozenset(list(facts.values())[-1].split())
+        there = list(facts.values())[-1].split()
+    else:
+        import llvmlite.binding as llvm
+
+        there = [name for name, is_there in llvm.get_host_cpu_features().items() if is_there]
+    return frozenset(name for name in there if not name.startswith(_hidden()))
+
+
+def llvm_features() -> str:
+    """The features of this machine as LLVM takes them, without those that ONEDNN_MAX_CPU_ISA hides."""
     import llvmlite.binding as llvm
 
-    return frozenset(name for name, is_there in llvm.get_host_cpu_features().items() if is_there)
+    there = llvm.get_host_cpu_features()
+    for name in there:
+        there[name] = there[name] and not name.startswith(_hidden())
+    flattened: str = there.flatten()
+    return flattened
 
 
 @functools.cache
@@ -57,9 +86,8 @@ def vector_lanes() -> int:
 
 @functools.cache
 def rounds_to_bfloat16() -> bool:
-    """Has this machine AVX512_BF16? Linux and LLVM spell it differently. oneDNN's variable hides it, see there."""
-    is_hidden = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in _WITHOUT_BFLOAT16
-    return not is_hidden and not features().isdisjoint(("avx512_bf16", "avx512bf16"))
+    """Has this machine AVX512_BF16? Linux and LLVM spell it differently."""
+    return not features().isdisjoint(_BFLOAT16)
 
 
 @functools.cache
@@ -74,8 +102,8 @@ def identity() -> str:
         import llvmlite.binding as llvm
 
         processor = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
-    hidden = "" if rounds_to_bfloat16() else " bfloat16 by integers"
-    return f"{llvmlite.__version__} {platform.system()} {platform.machine()} {processor}{hidden}"
+    without = " ".join(("", "without", *_hidden())) if _hidden() else ""
+    return f"{llvmlite.__version__} {platform.system()} {platform.machine()} {processor}{without}"
 
 
 def default_thread_count() -> int:
