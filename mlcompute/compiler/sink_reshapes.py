@@ -26,7 +26,7 @@ def sink_reshapes(steps: list[Step], context: Context) -> list[Step]:
     reshaped = {step.results[0] for step in steps if step.op is _RESHAPE and math.prod(step.results[0].shape) > 1}
     if not any(step.op.family == "elementwise" and not reshaped.isdisjoint(step.inputs) for step in steps):
         return steps
-    run = _Sinking(steps, context, index.views)
+    run = _Sinking(steps, context)
     run.add(steps)
     if not run.is_changed:
         return steps
@@ -40,14 +40,18 @@ class _Sinking:
     views      values that show another one's memory
     stored     what is assigned to parameters and states: fused with the assign, it must be computed in their shape
     reshaped   reshape -> the value it shows, which is none
+    computed   results of elementwise steps, with which others fuse
+    readers    value -> the steps that read it
     """
 
-    def __init__(self, steps: list[Step], context: Context, views: dict[Value, Value]) -> None:
-        self.trace, self.kept, self.views = context.trace, context.kept, views
+    def __init__(self, steps: list[Step], context: Context) -> None:
+        index = context.index(steps)
+        self.trace, self.kept, self.views, self.readers = context.trace, context.kept, index.views, index.readers
         self.stored = {value for step in steps if not step.op.is_pure for value in step.inputs}
         self.steps: list[Step] = []
         self.substitution = Substitution()
         self.reshaped: dict[Value, Value] = {}
+        self.computed = {step.results[0] for step in steps if step.op.family == "elementwise"}
         self.is_changed = False
 
     def add(self, steps: list[Step]) -> None:
@@ -78,19 +82,31 @@ class _Sinking:
 
     def _add_elementwise(self, step: Step) -> None:
         (result,) = step.results
-        shape = next((self.reshaped[value].shape for value in step.inputs if self._shows(value, result)), None)
+        shape = self._shape_to_run_in(step)
         if shape is None or not self._runs_in(step, shape):
             self.steps.append(step)
             return
         inputs = tuple([self._in_shape(value, result, shape, step) for value in step.inputs])
         made = self.trace.value(shape, result.dtype)
+        self.computed.add(made)
         self.steps.append(Step(step.op, inputs, (made,), step.attributes, step.layer, step.phase))
         self.steps.append(self._reshape(made, result, step))
         self.is_changed = True
 
-    def _shows(self, value: Value, result: Value) -> bool:
-        """Is it as large as the result, and a reshape?"""
-        return value.shape == result.shape and value in self.reshaped
+    def _shape_to_run_in(self, step: Step) -> Shape | None:
+        """The shape of what an operand shows, if the step would fuse with more steps there."""
+        (result,) = step.results
+        shown = [value for value in step.inputs if value.shape == result.shape and value in self.reshaped]
+        if not shown:
+            return None
+        bases = [self.reshaped[value] for value in shown]
+        if not any(base in self.computed for base in bases):
+            # No step before it to fuse with: it stays beside operands of its readers that are in its shape.
+            beside = [value for reader in (step, *self.readers.get(result, ())) for value in reader.inputs]
+            others = [value for value in beside if value.shape == result.shape and value not in (result, *shown)]
+            if any(value in self.computed and value not in self.reshaped for value in others):
+                return None
+        return bases[0].shape
 
     def _runs_in(self, step: Step, shape: Shape) -> bool:
         """Can all operands be read in a shape: do they lie in row-major order, or are they the same for all rows?"""

@@ -54,6 +54,18 @@ def test_other_operands_are_read_in_the_same_shape() -> None:
     verify_steps(trace.steps)
 
 
+def test_what_only_its_readers_fuse_with_stays_in_their_shape() -> None:
+    """The gradient of a gate: nothing elementwise comes before the reshape, and the factors lie in the other shape."""
+    trace = Trace()
+    dy = ops.reshape(ops.matmul(feed(trace, (6, 5)), feed(trace, (5, 4), "parameter")), (2, 3, 4))
+    gate = ops.sigmoid(feed(trace, (2, 3, 4)))
+    z = (-dy) * gate * (1.0 - gate)
+    apply(sink_reshapes, trace, [z])
+    assert {step.results[0].shape for step in trace.steps if step.op.family == "elementwise"} == {(2, 3, 4)}
+    apply(fuse_elementwise, trace, [z])
+    assert names(trace) == ["matmul", "reshape", "fused_elementwise"]
+
+
 @pytest.mark.parametrize("shape", [(3, 1), (2, 3, 1), (1, 3, 4)])
 def test_operands_that_repeat_along_other_axes_stop_it(shape: tuple[int, ...]) -> None:
     trace = Trace()

@@ -300,6 +300,8 @@ CONVOLUTIONS = [
     ((2, 9, 8, 24), (24, 1, 5, 5), (1, 1), 24),
     ((2, 9, 8, 24), (24, 1, 5, 5), (2, 2), 24),
     ((2, 9, 8, 32), (48, 32, 1, 1), (1, 1), 1),
+    ((3, 16, 18, 64), (32, 64, 1, 1), (1, 1), 1),
+    ((3, 11, 7, 10), (17, 10, 1, 1), (1, 1), 1),
     ((2, 9, 8, 32), (32, 8, 3, 3), (1, 1), 4),
     ((3, 18, 20, 32), (32, 32, 3, 3), (1, 1), 1),
     ((3, 18, 20, 3), (32, 3, 1, 1), (2, 2), 1),
@@ -356,6 +358,22 @@ def test_convolutions(
     assert np.abs(sums - expected).max() < 1e-5 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize(("is_narrow", "of_gradient"), [(True, False), (False, True)])
+@pytest.mark.parametrize("channels", [(64, 32), (32, 64), (10, 17), (48, 48)])
+def test_gradients_of_pointwise_filters_read_each_image_as_it_lies(
+    channels: tuple[int, int], is_narrow: bool, of_gradient: bool
+) -> None:
+    """One in bfloat16, one in float32, more inputs or more outputs."""
+    x, dy = narrow(3, 16, 18, channels[0]), narrow(3, 16, 18, channels[1], seed=1)
+    x, dy = x if is_narrow else x.astype(np.float32), dy if of_gradient else dy.astype(np.float32)
+    window = {"strides": (1, 1), "dilations": (1, 1), "padding": (0,) * 4, "groups": 1, "channels_last": True}
+    shape = (*channels[::-1], 1, 1)
+    (found,) = check(op("convolution_weight_gradient", to=FLOAT32, shape=shape, **window), x, dy, scale=400)
+    wide = [array.astype(np.float64) for array in (x, dy)]
+    expected = TABLE["convolution_weight_gradient"].meaning(*wide, shape=shape, **window)
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("has_instructions", [False, True])
 @pytest.mark.parametrize(("image", "filters", "border", "dilations", "groups"), AWKWARD)
 def test_gradients_of_filters_that_onednn_has_wrong(
@@ -401,8 +419,8 @@ def test_views_beside_copies_in_float32_are_made_dense(monkeypatch: pytest.Monke
     trace = Trace()
     x, dy = trace.value((2, 8, 6, 6), bfloat16(), "input"), trace.value((1, 1, 1, 8), FLOAT32, "input")
     (image,) = emit_all("transpose", x, axes=(0, 2, 3, 1))
-    (wide,) = emit_all("broadcast", dy, shape=(2, 6, 6, 8))
-    window = {"strides": (1, 1), "dilations": (1, 1), "padding": (0,) * 4, "groups": 1, "channels_last": True}
+    (wide,) = emit_all("broadcast", dy, shape=(2, 3, 3, 8))
+    window = {"strides": (2, 2), "dilations": (1, 1), "padding": (0,) * 4, "groups": 1, "channels_last": True}
     results = emit_all("convolution_weight_gradient", image, wide, shape=(8, 8, 1, 1), to=FLOAT32, **window)
     views = planned(trace.steps, results).views
     assert engine().needs_dense(trace.steps, views) == {trace.steps[-1]: [wide]}

@@ -16,6 +16,9 @@ gemm reads the former badly: it reached a third of its usual rate with a long de
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from mlcompute.devices.cpu.codegen.addressing import ThreadWorkspace, threads_bytes
 from mlcompute.devices.cpu.codegen.arguments import KernelArguments
@@ -41,7 +44,7 @@ from mlcompute.devices.cpu.runtime.entry import Entry
 from mlcompute.devices.cpu.runtime.threads import planned_threads
 from mlcompute.devices.loop_nest import Axis, Operand, Operands, iteration_count
 from mlcompute.ops.bfloat16 import is_bfloat16
-from mlcompute.ops.op import FLOAT32, Step, Value
+from mlcompute.ops.op import FLOAT32, Step
 
 #: Columns of b packed, rows of a multiplied with them, and rows of a result summed elsewhere, at a time.
 _WIDE, _ROWS, _TALL = 256, 48, 288
@@ -112,9 +115,9 @@ def _most_pieces(rows: int, panels: int) -> int:
     return min(Entry.most_pieces, panels * max(1, rows // _PIECE_ROWS))
 
 
-def blocked_workspace(y: Value) -> int:
-    """Bytes for every thread's sums, where the result is bfloat16."""
-    return threads_bytes(_sums(*y.shape[-2:])) if is_bfloat16(y.dtype) else 0
+def blocked_workspace(m: int, n: int, dtype: np.dtype[Any]) -> int:
+    """Bytes for every thread's sums, where the result (m, n) is bfloat16."""
+    return threads_bytes(_sums(m, n)) if is_bfloat16(dtype) else 0
 
 
 def _sums(m: int, n: int) -> dict[str, int]:

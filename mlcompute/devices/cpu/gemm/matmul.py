@@ -84,11 +84,16 @@ def workspace(step: Step) -> int:
         return slices_workspace(step)
     if not is_mixed(step) or not step.results[0].size:
         return 0
-    return bfloat16_workspace(step) if suits(*step.inputs) else blocked_workspace(step.results[0])
+    if suits(*step.inputs):
+        return bfloat16_workspace(step)
+    (*_, m, n), dtype = step.results[0].shape, step.results[0].dtype
+    return blocked_workspace(m, n, dtype)
 
 
 def gemm_entry(step: Step, operands: Operands, a: Operand, b: Operand, y: Operand) -> Entry | None:
-    """y = a b over leading axes, by the kernel that suits."""
+    """y = a b over leading axes, by the kernel that suits; where something is bfloat16, see `blocked_workspace`."""
+    if is_mixed(step):
+        return gemm_blocked_entry(step, operands, a, b, y, _batch(a, b, y))
     kernel = _kernel(a, b, y)
     if kernel is None:
         return None

@@ -16,6 +16,7 @@ from mlcompute.devices.cpu import onednn
 from mlcompute.devices.cpu.codegen.addressing import thread_floats
 from mlcompute.devices.cpu.codegen.arguments import Argument
 from mlcompute.devices.cpu.codegen.code import Code, vector, vector_lanes
+from mlcompute.devices.cpu.gemm.gemm_blocked import blocked_workspace
 from mlcompute.devices.cpu.gemm.matmul import gemm_entry
 from mlcompute.devices.cpu.kernels import convolution_depthwise, convolution_gemm
 from mlcompute.devices.cpu.kernels.convolution_bands import bands_of
@@ -212,7 +213,14 @@ def reads_bfloat16(step: Step) -> bool:
         return False
     if few_pixels(step) is not None or _has_few_channels(step) or _writes_past_scratchpad(step):
         return False
+    if pointwise_gradient(step) is not None or _converts_in_matmul(step):
+        return True
     return winograd_sizes(step) is not None or onednn.load() is not None
+
+
+def _converts_in_matmul(step: Step) -> bool:
+    """Is it a pointwise convolution of images in bfloat16? Our matmul converts a few rows at a time."""
+    return step.op.name != "convolution_weight_gradient" and has_bfloat16(step) and _is_pointwise(step)
 
 
 def _chunks(step: Step) -> Chunks | None:
@@ -288,7 +296,7 @@ def _method(step: Step) -> _Method:
     if tiles is not None:
         nbytes = winograd_workspace(step, tiles)
         return _Method(nbytes, lambda operands, images, result: winograd_entries(step, operands, tiles))
-    if onednn.load() is None or _writes_past_scratchpad(step):
+    if _converts_in_matmul(step) or onednn.load() is None or _writes_past_scratchpad(step):
         return _without_library(step)
     chunks = _chunks(step)
     plan = _Plan(step, _slices_of(step)) if chunks is None else chunks
@@ -389,8 +397,11 @@ def _own_workspace(step: Step) -> int:
     windows = Windows(step)
     kernels = convolution_depthwise if convolution_depthwise.is_depthwise(windows) else convolution_gemm
     is_gradient, is_matmul = step.op.name == "convolution_weight_gradient", _is_pointwise(step)
+    if is_matmul and not is_gradient:
+        result = step.results[0]
+        return blocked_workspace(windows.pixels, result.shape[-1], result.dtype)
     nbytes: int = kernels.gradient_workspace(windows) if is_gradient else kernels.image_workspace(windows)
-    return nbytes if is_gradient or not is_matmul else 0
+    return nbytes
 
 
 def _own_entries(step: Step, operands: Operands, images: Sequence[Operand], result: Operand) -> Sequence[Entry]:
