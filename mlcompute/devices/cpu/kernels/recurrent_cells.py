@@ -78,13 +78,17 @@ def cell(s: Sequences, sample: str, time: str, m: Forward) -> None:
         prefetch(written_next, index, to_write=True)
         return [line.load(index, mask) + bias(index, mask) for line, bias in zip(gate_lines, bias_lines, strict=True)]
 
+    # Two loops: in one, the chain of dependent instructions would be longer than processors look ahead.
+    def apply_gates(index: str, mask: str | None) -> None:
+        i, f, g, o = sums(index, mask)
+        gates = _sigmoid(i), _sigmoid(f), _tanh(g), _sigmoid(o)
+        for line, value in zip(gate_lines, gates, strict=True):
+            line.store(index, value, mask)
+
     def advance_lstm(index: str, mask: str | None) -> None:
-        zs = sums(index, mask)
-        i, f, g, o = _sigmoid(zs[0]), _sigmoid(zs[1]), _tanh(zs[2]), _sigmoid(zs[3])
+        i, f, g, o = (line.load(index, mask) for line in gate_lines)
         c_next = f * c_before.load(index, mask) + i * g
         h_next = o * _tanh(c_next)
-        for line, value in zip(gate_lines, (i, f, g, o), strict=True):
-            line.store(index, value, mask)
         for line in (cells_line, *running_cells):
             line.store(index, c_next, mask)
         for line in (y_line, *running):
@@ -104,7 +108,7 @@ def cell(s: Sequences, sample: str, time: str, m: Forward) -> None:
         if m.cells is not None:
             cells_line.store(index, c_before.load(index, mask), mask)
 
-    s.each_sequence_unit(sample, time, advance if m.cells is None else advance_lstm, stay)
+    s.each_sequence_unit(sample, time, [advance] if m.cells is None else [apply_gates, advance_lstm], stay)
 
 
 def cell_gradient(s: Sequences, sample: str, time: str, m: Backward) -> None:
@@ -164,4 +168,4 @@ def cell_gradient(s: Sequences, sample: str, time: str, m: Backward) -> None:
         for line in dz_lines:
             line.store(index, zero, mask)
 
-    s.each_sequence_unit(sample, time, body, stay)
+    s.each_sequence_unit(sample, time, [body], stay)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -285,18 +286,18 @@ class Sequences:
         self,
         sample: str,
         time: str,
-        inside: Callable[[str, str | None], None],
+        inside: Sequence[Callable[[str, str | None], None]],
         in_padding: Callable[[str, str | None], None],
     ) -> None:
-        """`each_unit` of one body where a time belongs to the sequence, of the other beyond its end."""
-        if not self.has_lengths:
-            self.each_unit(inside)
-            return
-        padding = self.is_padding(sample, time)
-        with self.code.when(padding):
-            self.each_unit(in_padding)
-        with self.code.when(self.code.let(f"xor i1 {padding}, true")):
-            self.each_unit(inside)
+        """`each_unit` of bodies, in turn, where a time belongs to the sequence, of another beyond its end."""
+        with contextlib.ExitStack() as branch:
+            if self.has_lengths:
+                padding = self.is_padding(sample, time)
+                with self.code.when(padding):
+                    self.each_unit(in_padding)
+                branch.enter_context(self.code.when(self.code.let(f"xor i1 {padding}, true")))
+            for body in inside:
+                self.each_unit(body)
 
     def each_unit(self, body: Callable[[str, str | None], None]) -> None:
         """body(index, mask) for the vectors of a line of hidden units."""
