@@ -37,12 +37,11 @@ from mlcompute.trainer.prefetch import StoppedError
 from mlcompute.trainer.progress import Display
 from mlcompute.trainer.rates import Rates, rate_logs, rates_of, set_rates
 from mlcompute.trainer.resume import check_settings, go_on, settings_of, state_of_run
-from mlcompute.trainer.same_data import describe_batch, describe_run
 from mlcompute.trainer.schedules import Length
 from mlcompute.trainer.signals import Interrupted, Signals, Terminated
 from mlcompute.trainer.snapshot import Snapshot
 from mlcompute.trainer.steps import Outcome, Steps, repeated_step
-from mlcompute.trainer.together import Together
+from mlcompute.trainer.together import Together, describe_batch, describe_run
 
 if TYPE_CHECKING:
     from mlcompute.trainer.trainer import Trainer
