@@ -296,10 +296,9 @@ class Optimizer(ABC):
             self._has_clipping = True
             self.outdated()
 
-    @property
-    def has_clipping(self) -> bool:
-        """Does the update contain clipping? True once it was switched on; switched off again, limits are infinite."""
-        return self._has_clipping
+    has_clipping = ReadOnly[bool](
+        "Does the update contain clipping? True once it was switched on; switched off again, limits are infinite."
+    )
 
     @property
     def clips_jointly(self) -> bool:

@@ -19,6 +19,7 @@ from mlcompute.enums import GraphCompilationOptions
 from mlcompute.errors import CompileError, ExecutionError, GraphError
 from mlcompute.graph import Graph, Node
 from mlcompute.group.group import Group
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Array, Value, overwritten_by
 from mlcompute.platform import RandomPasses
 from mlcompute.runtime.compile_session import compile_session
@@ -390,15 +391,8 @@ class Session:
 
     # What its tensors ask (mlcompute/runtime/tensor_state.py) ---------------------------------------------------------
 
-    @property
-    def kind(self) -> str:
-        """What messages call the graph."""
-        return self.definition.who
-
-    @property
-    def last_run(self) -> int:
-        """Rises with every run, over all graphs."""
-        return self.last.number
+    kind = ReadOnly[str]("What messages call the graph.", "definition.who")
+    last_run = ReadOnly[int]("Rises with every run, over all graphs.", "last.number")
 
     def computes(self, tensor: Tensor) -> bool:
         """Did the last run compute this tensor?"""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mlcompute.errors import DataError
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.trainer.metrics.averaging import Average, averaged, checked_average, logged
 from mlcompute.trainer.metrics.metric import Array, ClassMetric
 
@@ -143,10 +144,7 @@ class ConfusionMatrix(ClassMetric):
             counts = _table(right, given, scores.shape[1])
         self.counts = self.counts + counts if self.counts.size else counts
 
-    @property
-    def matrix(self) -> Array:
-        """The counts."""
-        return self.counts
+    matrix = ReadOnly[Array]("The counts.", "counts")
 
     def result(self) -> float:
         raise DataError(f"metric '{self.name}': a confusion matrix is no number", fix="read its matrix")
