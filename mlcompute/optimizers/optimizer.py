@@ -25,10 +25,10 @@ from mlcompute.optimizers.descriptor import (
     checked_number,
     checked_rate,
     descriptor_from,
+    usual_rate,
 )
 from mlcompute.optimizers.memory import OptimizerMemory
 from mlcompute.optimizers.parameter_group import ParameterGroup
-from mlcompute.optimizers.usual_rates import usual_rate
 from mlcompute.runtime.tensor_state import state_of
 
 if TYPE_CHECKING:
