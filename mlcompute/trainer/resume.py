@@ -21,7 +21,6 @@ from mlcompute.training import TrainingGraph
 if TYPE_CHECKING:
     from mlcompute.trainer.fitting import Fitting
 
-
 #: Raised when what is written changes its meaning.
 VERSION = 3
 #: Files of earlier versions name layers by their labels as they are: `Loss`, `Loss 2`.

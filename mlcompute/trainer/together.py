@@ -21,7 +21,6 @@ from mlcompute.trainer.signals import Signals
 if TYPE_CHECKING:
     from mlcompute.trainer.trainer import Trainer
 
-
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end")
 
 
@@ -123,7 +122,11 @@ _BYTES = 1 << 20
 
 
 def describe_run(settings: Mapping[str, Any], data: Data, validation: Data | None) -> Rows:
-    """The arguments of a run, and the samples that are in memory."""
+    """The arguments of a run, and the samples that are in memory.
+
+    Every process takes its own part of every batch. Would their data differ, nothing would fail, and nobody could say
+    what was trained on.
+    """
     rows = [(name, repr(value)) for name, value in settings.items()]
     for kind, one in (("", data), ("validation ", validation)):
         if one is not None:
