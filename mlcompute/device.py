@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mlcompute import devices
 from mlcompute.enums import DeviceType
 from mlcompute.errors import DeviceError
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.runtime.queue import WorkQueue
 
 if TYPE_CHECKING:
@@ -172,10 +173,7 @@ class Device:
         """A Neural Engine; None, as there is none outside its maker's machines."""
         return None
 
-    @property
-    def type(self) -> DeviceType:
-        """The type asked for; ANY stays ANY."""
-        return self._type
+    type = ReadOnly[DeviceType]("The type asked for; ANY stays ANY.")
 
     @property
     def actual_device_type(self) -> DeviceType:

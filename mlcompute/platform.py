@@ -10,6 +10,7 @@ import numpy as np
 
 from mlcompute.devices.precision import checked, matmul_precision
 from mlcompute.errors import DataError
+from mlcompute.layers.read_only import ReadOnly
 
 if TYPE_CHECKING:
     from mlcompute.ops.op import Array, Value
@@ -119,10 +120,7 @@ class RandomPasses:
         """A pass that was counted has failed."""
         self._count -= 1
 
-    @property
-    def count(self) -> int:
-        """How many passes there were."""
-        return self._count
+    count = ReadOnly[int]("How many passes there were.")
 
     def move_to(self, count: int) -> None:
         """Go on as if there had been so many passes: those of a group of processes are numbered over all of them."""

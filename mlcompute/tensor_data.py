@@ -15,6 +15,7 @@ import numpy as np
 from mlcompute.devices.foreign_array import host_array, is_on_gpu
 from mlcompute.enums import DataType
 from mlcompute.errors import DataError
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.bfloat16 import is_bfloat16, is_floating, is_numeric
 
 if TYPE_CHECKING:
@@ -83,10 +84,7 @@ class TensorData:
         """The memory itself; what is written through it is seen by the owner."""
         return self._bytes
 
-    @property
-    def length(self) -> int:
-        """Size in bytes."""
-        return self._bytes.nbytes
+    length = ReadOnly[int]("Size in bytes.", "_bytes.nbytes")
 
     @property
     def is_writable(self) -> bool:

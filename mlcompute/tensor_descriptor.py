@@ -11,6 +11,7 @@ import numpy as np
 
 from mlcompute.enums import DataType
 from mlcompute.errors import DataError, ShapeError
+from mlcompute.layers.read_only import ReadOnly
 
 
 class TensorDescriptor:
@@ -141,15 +142,10 @@ class TensorDescriptor:
         """Bytes the elements take."""
         return self.element_count * self._data_type.numpy.itemsize
 
-    @property
-    def sequence_lengths(self) -> tuple[int, ...] | None:
-        """Length of each sequence; None for tensors that hold no sequences."""
-        return self._sequence_lengths
-
-    @property
-    def sorted_sequences(self) -> bool:
-        """Were the sequence lengths declared to be in descending order?"""
-        return self._sorted_sequences
+    sequence_lengths = ReadOnly[tuple[int, ...] | None](
+        "Length of each sequence; None for tensors that hold no sequences."
+    )
+    sorted_sequences = ReadOnly[bool]("Were the sequence lengths declared to be in descending order?")
 
     @property
     def batch_size_per_sequence_step(self) -> tuple[int, ...] | None:

@@ -166,7 +166,7 @@ def test_class_weights_must_be_one_number_per_class() -> None:
 )
 def test_a_training_step_exported_to_onnx(options: dict[str, Any]) -> None:
     pytest.importorskip("onnx")
-    from mlcompute.onnx.backend import run_model
+    from tests.onnx.backend import run_model
 
     training, _ = network(**options)
     model = mlc.onnx.to_model(training)

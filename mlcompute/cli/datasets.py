@@ -58,25 +58,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-#: Options that say what the data is, and how its readers take what was typed.
+#: Options that say what the data is. Most are arguments of its readers as they are typed; these are not.
+_ABOUT_DATA = (
+    "target", "task", "window", "horizon", "size", "grey", "length", "level", "validation", "test", "column",
+    "no_header", "separator", "decimal", "encoding",
+)  # fmt: skip
 _READ: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "target": lambda text: {"target": text},
-    "task": lambda text: {"task": text},
-    "window": lambda number: {"window": number},
-    "horizon": lambda number: {"horizon": number},
     "size": lambda text: {"size": _size(text)},
-    "grey": lambda flag: {"grey": flag},
-    "length": lambda number: {"length": number},
-    "level": lambda text: {"level": text},
     "validation": lambda text: {"validation": _share(text)},
-    "test": lambda number: {"test": number},
     "column": lambda texts: {"kinds": dict(map(_kind, texts))},
     "no_header": lambda flag: {"header": not flag},
-    "separator": lambda text: {"separator": text},
-    "decimal": lambda text: {"decimal": text},
-    "encoding": lambda text: {"encoding": text},
 }
-OPTIONS = (*_READ, "augment")
+OPTIONS = (*_ABOUT_DATA, "augment")
 
 
 #: What `mlc.data.table` and `mlc.data.arrays` call data that comes from no file.
@@ -85,10 +78,14 @@ _IN_MEMORY = {"table": "a table", "arrays": "arrays"}
 
 def loaded(args: argparse.Namespace, **options: Any) -> Dataset:
     """The data that --data names."""
-    for name, read in _READ.items():
-        if getattr(args, name) not in (None, False):
-            options |= read(getattr(args, name))
+    for name in _given(args):
+        typed = getattr(args, name)
+        options |= _READ[name](typed) if name in _READ else {name: typed}
     return augmented(args, load(args.data, **options))
+
+
+def _given(args: argparse.Namespace) -> list[str]:
+    return [name for name in _ABOUT_DATA if getattr(args, name) not in (None, False)]
 
 
 def augmented(args: argparse.Namespace, data: Dataset) -> Dataset:
@@ -98,7 +95,7 @@ def augmented(args: argparse.Namespace, data: Dataset) -> Dataset:
 
 def expect_no_options(args: argparse.Namespace, who: str) -> None:
     """Refuse options about data that is not read from --data."""
-    given = [f"--{name.replace('_', '-')}" for name in _READ if getattr(args, name) not in (None, False)]
+    given = [f"--{name.replace('_', '-')}" for name in _given(args)]
     if given:
         says = "says" if len(given) == 1 else "say"
         raise DataError(

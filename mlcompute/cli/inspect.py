@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> Answer:
         write_text(Path(args.svg), graph.svg(), "inspect")
         drawn = f"drawn into {args.svg}"
         data["svg"] = args.svg
-    data["layers"] = [_plain(row) for row in summary.layers]
+    data["layers"] = [dataclasses.asdict(row) for row in summary.layers]
     return Answer(drawn, data, table="\n".join(lines))
 
 
@@ -101,8 +101,3 @@ def _described(checkpoint: mlc.Checkpoint) -> list[str]:
     elif progress:
         lines.append(f"progress    {', '.join(map(str, progress))}")
     return lines
-
-
-def _plain(row: Any) -> dict[str, Any]:
-    """A row of the summary as plain data; tuples are lists in JSON."""
-    return dataclasses.asdict(row)

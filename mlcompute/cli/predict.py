@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +94,10 @@ def run(args: argparse.Namespace) -> Answer:
         facts["predictions"] = [dict(zip(header, row, strict=True)) for row in rows]
         return Answer(_shown(data, header, rows), facts)
     if isinstance(found, dict) and suffix == ".npz":
-        _write_arrays(args.output, found)
+        _write(args.output, lambda file: np.savez(file, **found))
     elif suffix == ".npy":
-        _write_array(args.output, _classes(trainer, found) if args.classes else found)
+        array = _classes(trainer, found) if args.classes else found
+        _write(args.output, lambda file: np.save(file, array))
     else:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([header, *rows])
@@ -161,15 +162,9 @@ def _cell(value: Any, name: str) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _write_array(path: str, array: Array) -> None:
+def _write(path: str, save: Callable[[io.BytesIO], object]) -> None:
     raw = io.BytesIO()
-    np.save(raw, array)
-    replace_file(path, lambda file: file.write(raw.getvalue()), "predict")
-
-
-def _write_arrays(path: str, arrays: Mapping[str, Any]) -> None:
-    raw = io.BytesIO()
-    np.savez(raw, **arrays)
+    save(raw)
     replace_file(path, lambda file: file.write(raw.getvalue()), "predict")
 
 

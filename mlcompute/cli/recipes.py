@@ -37,11 +37,6 @@ def source(name: str) -> str:
     return Path(module(name).__file__).read_text(encoding="utf-8")
 
 
-def usual_epochs(name: str) -> int:
-    """How often a recipe goes through its data when nothing else is said."""
-    return int(module(name).EPOCHS)
-
-
 def settings_of(name: str) -> list[str]:
     """What a recipe's `build` takes besides the data."""
     return list(inspect.signature(module(name).build).parameters)[1:]

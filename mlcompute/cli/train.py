@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import mlcompute as mlc
-from mlcompute.cli import datasets, finishing, models, run_choice, trainers
+from mlcompute.cli import datasets, models, run_choice, trainers
 from mlcompute.cli.answer import INTERRUPTED, TERMINATED, Answer, fitted, summary_of
 from mlcompute.cli.arguments import count, setting
 from mlcompute.cli.recipes import RECIPES
@@ -194,13 +196,13 @@ def _report(
 ) -> str:
     """Write down what the model gets wrong and, if it is wanted, the report; the line that says where it is."""
     with _saying(f"the state is saved in {answer['checkpoint']}, the report is missing"):
-        evaluation = finishing.evaluated(run, trainer, data)
+        evaluation = _evaluated(run, trainer, data)
         if evaluation is not None and evaluation.remark:
             answer["remark"] = evaluation.remark
         if args.report is None:
             return ""
         report = Path(args.report) if args.report else run.report
-        finishing.write_report(report, run, trainer, data, evaluation)
+        _write_report(report, run, trainer, data, evaluation)
     answer["report"] = str(report)
     return f"report      {report}"
 
@@ -309,3 +311,32 @@ def _command(args: argparse.Namespace, epochs: int) -> str:
     if args.report is not None:
         words += ["--report", args.report] if args.report else ["--report"]
     return shlex.join([*words, "--resume"])
+
+
+def _evaluated(run: mlc.Run, trainer: mlc.Trainer, data: mlc.data.Dataset) -> mlc.Evaluation | None:
+    """Confusion matrix and mistakes of a classifier on what it has not learned from, kept in the run's folder."""
+    if data.validation is None:
+        return None
+    found = mlc.Evaluation.of(trainer, data.validation)
+    if found is not None:
+        found.save(run.evaluation)
+    return found
+
+
+def _write_report(
+    path: Path, run: mlc.Run, trainer: mlc.Trainer, data: mlc.data.Dataset, evaluation: mlc.Evaluation | None
+) -> None:
+    """The page about a run, with the time of its steps."""
+    profile, feed = None, trainer.model.feed
+    if len(data) >= feed.batch and len(feed.inputs) == len(feed.labels) == 1:
+        x, y = data.batch(np.arange(feed.batch))
+        name, tensor = next(iter(feed.labels.items()))
+        profile = trainer.training.profile({next(iter(feed.inputs)): x}, {name: _labels(y, tensor)})
+    title = f"{run.name} on {data.name}"
+    mlc.report(path, trainer.training, trainer.history, profile, title=title, run=run, evaluation=evaluation)
+
+
+def _labels(y: Any, tensor: mlc.Tensor) -> Any:
+    shape = tensor.descriptor.shape
+    y = np.asarray(y)
+    return np.eye(shape[-1], dtype=np.float32)[y] if y.ndim == 1 and len(shape) == 2 and y.dtype.kind in "iu" else y

@@ -11,7 +11,7 @@ import mlcompute as mlc
 from mlcompute.cli import datasets
 from mlcompute.cli.models import ModelFile, existing
 from mlcompute.cli.parsing import meant
-from mlcompute.cli.recipes import RECIPES, recipe_data, recipe_trainer, usual_epochs
+from mlcompute.cli.recipes import RECIPES, module, recipe_data, recipe_trainer
 from mlcompute.data import Dataset
 from mlcompute.errors import DataError, FileError
 from mlcompute.layers.objective import is_loss
@@ -34,7 +34,7 @@ def trainer_and_data(args: argparse.Namespace, device: mlc.Device) -> tuple[mlc.
         else:
             data = _for_recipe(args)
         trainer = recipe_trainer(args.model, data, device, batch=args.batch, rate=args.rate, **dict(args.set))
-        return trainer, data, args.epochs or usual_epochs(args.model)
+        return trainer, data, args.epochs or module(args.model).EPOCHS
     if Path(args.model).suffix != ".py":
         near = meant(args.model, RECIPES).removeprefix("; ")
         raise FileError(f"{args.model}: neither a recipe nor a Python file", expected=HELP, fix=near)

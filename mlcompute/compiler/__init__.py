@@ -66,8 +66,8 @@ def _trains(context: Context) -> bool:
     return context.style not in ("inference", "update")
 
 
-def _merges_matmuls(context: Context) -> bool:
-    return context.engine.traits.merges_matmuls > 0
+def _trains_whole(context: Context) -> bool:
+    return _trains(context) and not context.program.sums
 
 
 def _in_group(context: Context) -> bool:
@@ -79,30 +79,6 @@ def _is_whole_slice(context: Context) -> bool:
     return context.style == "slice" and not context.program.sums
 
 
-def _sends_early(context: Context) -> bool:
-    return _is_whole_slice(context) and context.request.sends_early
-
-
-def _only_updates(context: Context) -> bool:
-    return context.style == "update"
-
-
-def _has_optimizer(context: Context) -> bool:
-    return context.style not in ("inference", "slice", "phases") and context.request.optimizer is not None
-
-
-def _accumulates(context: Context) -> bool:
-    return context.style == "accumulate"
-
-
-def _prefers_channels_last(context: Context) -> bool:
-    return context.engine.traits.channels_last
-
-
-def _asks_for_bfloat16(context: Context) -> bool:
-    return context.request.precision == "bf16"
-
-
 def _is_fused(context: Context) -> bool:
     return context.style in ("fused", "slice", "update")
 
@@ -112,88 +88,53 @@ def _is_fused_whole(context: Context) -> bool:
     return _is_fused(context) and not context.program.sums
 
 
-def _recomputes(context: Context) -> bool:
-    return _is_fused_whole(context) or (context.style == "split" and _fuses_elementwise(context))
-
-
-def _fuses_elementwise(context: Context) -> bool:
-    return context.fuses_elementwise
-
-
 def _fuses_epilogues(context: Context) -> bool:
     return context.request.fuses and context.engine.traits.fuses_epilogues
-
-
-def _fuses_normalization(context: Context) -> bool:
-    return context.fuses_elementwise and context.engine.traits.fuses_normalization
-
-
-def _recomputes_normalized(context: Context) -> bool:
-    return _trains(context) and context.engine.traits.fuses_normalization and not context.program.sums
-
-
-def _keeps_logarithms(context: Context) -> bool:
-    return context.engine.traits.attention_by_token
-
-
-def _keeps_reserve(context: Context) -> bool:
-    return context.engine.traits.recurrent_reserve
 
 
 def _is_one_call(context: Context) -> bool:
     return not context.program.runs_in_phases
 
 
-def _saves_memory(context: Context) -> bool:
-    # A device with much memory computes both gradients beside each other.
-    return _is_one_call(context) and _trains(context) and context.engine.traits.recomputes_factors
-
-
-def _updates_together(context: Context) -> bool:
-    return _trains(context) and context.engine.traits.updates_last and not context.program.sums
-
-
-def _fuses_updates(context: Context) -> bool:
-    return _is_fused(context) and _fuses_elementwise(context)
-
-
 PASSES = [
     Pass(lower),  # layers -> steps
-    Pass(merge_matmuls, when=_merges_matmuls),
+    Pass(merge_matmuls, when=lambda c: c.engine.traits.merges_matmuls > 0),
     Pass(add_gradients, when=_trains),
     Pass(join_slice_gradients, when=_trains),
-    Pass(accumulate_gradients, when=_accumulates),
+    Pass(accumulate_gradients, when=lambda c: c.style == "accumulate"),
     Pass(exchange_gradients, when=_in_group),
     Pass(exchange_sums, when=_in_group),
-    Pass(start_from_exchanged, when=_only_updates),
-    Pass(add_updates, when=_has_optimizer),
+    Pass(start_from_exchanged, when=lambda c: c.style == "update"),
+    Pass(add_updates, when=lambda c: c.style != "inference" and not _in_group(c) and c.request.optimizer is not None),
     Pass(expand),  # what the device lacks -> smaller ops
     Pass(simplify),
     Pass(mark_kept),  # until here, programs that are run in one call and in phases are the same
     # What is fused or transposed is so in every style or in none, by the same steps: other sums would round otherwise.
     Pass(fuse_norm_gradient),
-    Pass(recompute_normalized, when=_recomputes_normalized),
-    Pass(channels_last, when=_prefers_channels_last),
+    Pass(recompute_normalized, when=lambda c: _trains_whole(c) and c.engine.traits.fuses_normalization),
+    Pass(channels_last, when=lambda c: c.engine.traits.channels_last),
     Pass(transpose_matmul),
     Pass(drop_unread),
     Pass(pool_indices, when=_is_fused_whole),
-    Pass(lower_precision, when=_asks_for_bfloat16),  # supported steps, on bfloat16 where the device supports that
-    Pass(attention_by_token, when=_keeps_logarithms),
-    Pass(recurrent_reserve, when=_keeps_reserve),
-    Pass(rematerialize, when=_recomputes),
+    # Supported steps, on bfloat16 where the device supports that.
+    Pass(lower_precision, when=lambda c: c.request.precision == "bf16"),
+    Pass(attention_by_token, when=lambda c: c.engine.traits.attention_by_token),
+    Pass(recurrent_reserve, when=lambda c: c.engine.traits.recurrent_reserve),
+    Pass(rematerialize, when=lambda c: _is_fused_whole(c) or (c.style == "split" and c.fuses_elementwise)),
     Pass(unmerge_aliased_updates),
     Pass(fuse_epilogues, when=_fuses_epilogues),
     Pass(fuse_activations, when=_fuses_epilogues),
     Pass(fuse_bias_gradient, when=_fuses_epilogues),
-    Pass(fuse_normalization, when=_fuses_normalization),
-    Pass(sink_reshapes, when=_fuses_elementwise),
-    Pass(fuse_elementwise, when=_fuses_elementwise),
-    Pass(delay_statistics, when=_updates_together),
-    Pass(weight_gradients_first, when=_saves_memory),
+    Pass(fuse_normalization, when=lambda c: c.fuses_elementwise and c.engine.traits.fuses_normalization),
+    Pass(sink_reshapes, when=lambda c: c.fuses_elementwise),
+    Pass(fuse_elementwise, when=lambda c: c.fuses_elementwise),
+    Pass(delay_statistics, when=lambda c: _trains_whole(c) and c.engine.traits.updates_last),
+    # A device with much memory computes both gradients beside each other.
+    Pass(weight_gradients_first, when=lambda c: _is_one_call(c) and _trains(c) and c.engine.traits.recomputes_factors),
     Pass(schedule_updates, when=_is_one_call),
-    Pass(fuse_update_into_matmul, when=_fuses_updates),
+    Pass(fuse_update_into_matmul, when=lambda c: _is_fused(c) and c.fuses_elementwise),
     Pass(write_exchanged, when=_is_whole_slice),
-    Pass(cut_for_exchange, when=_sends_early),
+    Pass(cut_for_exchange, when=lambda c: _is_whole_slice(c) and c.request.sends_early),
     Pass(copy_strided_operands),
     Pass(plan_memory),
 ]

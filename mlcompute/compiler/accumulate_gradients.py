@@ -18,7 +18,6 @@ def accumulate_gradients(steps: list[Step], context: Context) -> list[Step]:
     A sum that is not kept is not read: NaN in it would be NaN times 0, and that is NaN.
     """
     program, run = context.program, context.lowering
-    assert run is not None
     trace = run.trace
     trace.steps, trace.phase = list(steps), "gradient"
     share, keep = (program.scalars.setdefault(name, trace.value((), FLOAT32, "scalar", name)) for name in (SHARE, KEEP))

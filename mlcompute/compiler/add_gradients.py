@@ -12,7 +12,6 @@ from mlcompute.ops.op import FLOAT32, Step, Value
 def add_gradients(steps: list[Step], context: Context) -> list[Step]:
     """Steps of the gradient phase behind the others."""
     request, program, run = context.request, context.program, context.lowering
-    assert run is not None
     trace, values = run.trace, run.values
     trace.steps = list(steps)
     trace.phase = "gradient"

@@ -16,7 +16,6 @@ from mlcompute.optimizers.optimizer import Members
 def add_updates(steps: list[Step], context: Context) -> list[Step]:
     """Steps of the update phase behind the others."""
     program, run, optimizer = context.program, context.lowering, context.request.optimizer
-    assert run is not None
     assert optimizer is not None
     trace = run.trace
     trace.steps = list(steps)

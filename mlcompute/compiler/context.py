@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ class Context:
     program      what is known of the result so far; its steps are set at the end
     like         the same program for the full batch, whose memory plan a smaller batch reuses
     trace        makes new values and holds the constants
-    lowering     the values that tensors became, once `lower` has run
+    lowering     the values that tensors became; there once `lower` has run
     kept         values somebody may read after a run
     phases_in_order   all forward steps stand before all gradient steps, and these before the updates
     is_expanded       the device has said that it supports every step
@@ -38,7 +38,7 @@ class Context:
     program: Program
     like: Program | None = None
     trace: Trace = field(default_factory=Trace)
-    lowering: Lowering | None = None
+    lowering: Lowering = field(init=False)
     kept: frozenset[Value] = frozenset()
     phases_in_order: bool = True
     is_expanded: bool = False
@@ -61,7 +61,9 @@ class Context:
 
     def copied(self) -> Context:
         """The same so far, to go on in another way."""
-        return dataclasses.replace(self, program=self.program.copied(), _index=None)
+        found = copy.copy(self)
+        found.program = self.program.copied()
+        return found
 
     def index(self, steps: list[Step]) -> Index:
         """Makers, readers and aliases of some steps; made once for as long as passes hand the same list on."""

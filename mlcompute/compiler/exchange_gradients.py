@@ -43,7 +43,6 @@ def norm_names(optimizer: Optimizer) -> list[str]:
 def exchange_gradients(steps: list[Step], context: Context) -> list[Step]:
     """exchanged <- gradient for every parameter, in float32 at least; shared <- share statistic or loss."""
     program, run = context.program, context.lowering
-    assert run is not None
     trace = run.trace
     gradient_steps = [step for step in steps if step.phase == "gradient"]
     trace.steps = [step for step in steps if step.phase != "gradient"]

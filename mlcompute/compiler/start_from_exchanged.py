@@ -18,7 +18,6 @@ from mlcompute.ops.op import FLOAT32, Step, Value
 def start_from_exchanged(steps: list[Step], context: Context) -> list[Step]:
     """For a program that only updates: parameters and their gradients are values from outside."""
     program, run, optimizer = context.program, context.lowering, context.request.optimizer
-    assert run is not None
     assert optimizer is not None
     trace, order = run.trace, context.request.summands
     trace.steps, trace.phase = list(steps), "update"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -150,13 +152,12 @@ def _global_norm(trace: Trace, optimizer: Optimizer, gradients: Sequence[Value])
 def _norm(gradients: Sequence[Value]) -> Value:
     """Root of the sum of all squares; rank 0."""
     dtype = np.result_type(*(at_least_float32(g.dtype) for g in gradients))
-    total: Value | None = None
-    for g in gradients:
+
+    def squares(g: Value) -> Value:
         wide = ops.convert(g, dtype)
-        squares = ops.reshape(ops.sum_(wide * wide, range(g.rank)), ())
-        total = squares if total is None else total + squares
-    assert total is not None
-    return ops.sqrt(total)
+        return ops.reshape(ops.sum_(wide * wide, range(g.rank)), ())
+
+    return ops.sqrt(functools.reduce(operator.add, map(squares, gradients)))
 
 
 def _limiting_factor(norm: Value, limit: Value) -> Value:

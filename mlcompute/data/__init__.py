@@ -4,8 +4,8 @@ dataset.py     samples, labels and what is known about them    preprocessing.py 
 table.py       CSV, TSV and Parquet, with columns.py           image_folder.py  a folder per class
 array_file.py  memory, .npz, MNIST's files, digits             text_file.py     characters and bytes
 series.py      windows of a time series                        augmenting.py    images changed at random
-splitting.py   what is held out                                batches.py       made ahead, on threads
-target.py      classes or numbers                              loading.py       any of them, by its name
+splitting.py   what is held out                                target.py        classes or numbers
+loading.py     any of them, by its name
 """
 
 from mlcompute.data.array_file import arrays, digits, read_idx, read_npz

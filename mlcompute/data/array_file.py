@@ -135,11 +135,10 @@ def read_npz(
 
     Without x_val, x_test is used for validation; without both, a share is held out. See `arrays`.
     """
+    other, share = (validation, 0.0) if isinstance(validation, (str, os.PathLike)) else (None, validation)
     found = read_arrays(existing(path))
-    if isinstance(validation, (str, os.PathLike)):
-        data = dataset_of(str(path), found, task, images, standardize, Split(0.0, test, seed))
-        return data.validated_with(validation)
-    return dataset_of(str(path), found, task, images, standardize, Split(validation, test, seed))
+    data = dataset_of(str(path), found, task, images, standardize, Split(share, test, seed))
+    return data if other is None else data.validated_with(other)
 
 
 def read_idx(path: Path, *, validation: float = 0.2, seed: int = 0) -> Dataset:

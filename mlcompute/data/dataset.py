@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,8 +16,9 @@ from mlcompute.data.splitting import Parts
 from mlcompute.data.target import Array
 from mlcompute.enums import DataType
 from mlcompute.errors import DataError
-from mlcompute.trainer.data import Data, Feed
+from mlcompute.trainer.data import Batch, Data, Epoch, Feed, order_of
 from mlcompute.trainer.data_from import data_from
+from mlcompute.trainer.streams import Samples
 
 if TYPE_CHECKING:
     from mlcompute.data.preprocessing import Preprocessing
@@ -160,8 +163,6 @@ class Dataset:
 
     def data_for(self, who: str, feed: Feed, only_inputs: bool = False) -> Data:
         """What `Trainer` goes through: arrays, or batches made on threads of their own."""
-        from mlcompute.data.batches import Prepared
-
         has_labels = bool(feed.labels) and not only_inputs
         if self.augment is not None or self.scale != 1.0 or hasattr(self.x, "subset"):
             data: Data = Prepared(who, feed, self, only_inputs or not has_labels)
@@ -191,3 +192,37 @@ class Dataset:
         return "\n".join([f"{self.name}: {len(self):,} samples{parts}", *(f"  {note}" for note in self.notes)])
 
     __repr__ = __str__
+
+
+class Prepared(Samples):
+    """Batches of a Dataset whose samples are read, scaled or augmented when they are wanted."""
+
+    def check(self, epochs: int, batch_size: int | None) -> None:
+        """It can be gone through again and again; its samples are arrays that the first batch is checked with."""
+        self._batch(self._source.batch(np.arange(1)), 0)
+
+    def _items(self, epoch: Epoch) -> Iterator[Batch]:
+        size, seed = epoch.size, epoch.seed
+        order = np.arange(self.count) if seed is None else order_of(seed, epoch.number, self.count)
+        pieces = [order[first : first + size] for first in range(epoch.skip * size, self.count, size)]
+        for number, item in enumerate(_made_ahead(self._source.batch, pieces, epoch.number)):
+            batch = self._batch(item, number)
+            if batch.rows >= epoch.least:
+                yield batch
+
+
+def _made_ahead(make: Any, pieces: list[Array], epoch: int) -> Iterator[Any]:
+    """make(piece, epoch) of every piece, in their order; twice as many lie ready or are in the making as threads."""
+    threads = min(4, os.cpu_count() or 1)
+    waiting: deque[Future[Any]] = deque()
+    with ThreadPoolExecutor(threads, "mlcompute data") as pool:
+        try:
+            for piece in pieces:
+                waiting.append(pool.submit(make, piece, epoch))
+                if len(waiting) >= 2 * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for one in waiting:
+                one.cancel()

@@ -32,19 +32,13 @@ FORMATS = (
     "or a folder of MNIST-format files"
 )
 _INSTEAD = {
-    ".xlsx": "save the sheet as CSV",
-    ".xls": "save the sheet as CSV",
-    ".ods": "save the sheet as CSV",
-    ".zip": "unpack it, and give the folder or file that was in it",
-    ".tar": "unpack it, and give the folder or file that was in it",
-    ".tgz": "unpack it, and give the folder or file that was in it",
-    ".json": "write it as CSV, a line per sample",
-    ".jsonl": "write it as CSV, a line per sample",
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "save the sheet as CSV"),
+    **dict.fromkeys((".zip", ".tar", ".tgz"), "unpack it, and give the folder or file that was in it"),
+    **dict.fromkeys((".json", ".jsonl"), "write it as CSV, a line per sample"),
     ".npy": "write samples and labels together: np.savez('data.npz', x=x, y=y)",
     ".pkl": "write it as CSV, or as arrays: np.savez('data.npz', x=x, y=y)",
     ".pt": "write it as arrays: np.savez('data.npz', x=x.numpy(), y=y.numpy())",
-    ".h5": "write it as arrays: np.savez('data.npz', x=x, y=y)",
-    ".mat": "write it as arrays: np.savez('data.npz', x=x, y=y)",
+    **dict.fromkeys((".h5", ".mat"), "write it as arrays: np.savez('data.npz', x=x, y=y)"),
 }
 
 

@@ -12,7 +12,6 @@ from mlcompute.compiler.differentiate import differentiate
 from mlcompute.compiler.expand import expanded
 from mlcompute.compiler.lower import Lowering
 from mlcompute.compiler.substitution import Substitution
-from mlcompute.devices import engine_of
 from mlcompute.errors import ExecutionError
 from mlcompute.graph import Node
 from mlcompute.layers.gradient import GradientLayer
@@ -107,8 +106,7 @@ def check_gradients(
     expect_labels(session)
     if not request.minimised:
         raise ExecutionError("check_gradients: the graph has no loss", fix="give the training graph a loss layer")
-    assert session.device is not None
-    engine = engine_of(session.device)
+    engine = session.current.engine
     program = compile_program(request, engine, "split", batch)
     phases = ("forward", "gradient")
     memory = bindings_of_copies("check_gradients", session, program, phases, data)

@@ -58,10 +58,8 @@ def _failure_of_child() -> str:
 
 def difference(threads: int) -> float:
     """By how much three steps of training differ between native code and NumPy, relative to the largest parameter."""
-    found = []
-    for name in ("cpu", "reference"):
-        found.append(_trained(name, threads))
-    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(*found, strict=True))
+    pairs = zip(_trained("cpu", threads), _trained("reference", threads), strict=True)
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
 def _trained(engine: str, threads: int) -> list[np.ndarray]:

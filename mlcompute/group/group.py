@@ -19,6 +19,7 @@ from mlcompute.group.exchange import Alone, Array, Exchange, Kind
 from mlcompute.group.messages import MessageExchange
 from mlcompute.group.slices import cut
 from mlcompute.layers.arguments import number_of, real
+from mlcompute.layers.read_only import ReadOnly
 
 #: Into how many slices a batch is cut unless somebody says otherwise: as many processes can share the work.
 SLICES = 8
@@ -80,25 +81,11 @@ class Group:
 
     # What it is -----------------------------------------------------------------------------------------------------
 
-    @property
-    def rank(self) -> int:
-        """Which process this is, from 0."""
-        return self.exchange.rank
+    rank = ReadOnly[int]("Which process this is, from 0.", "exchange.rank")
+    size = ReadOnly[int]("How many processes there are.", "exchange.size")
 
-    @property
-    def size(self) -> int:
-        """How many processes there are."""
-        return self.exchange.size
-
-    @property
-    def slices(self) -> int:
-        """Into how many parts every batch is cut."""
-        return self._slices
-
-    @property
-    def timeout(self) -> float:
-        """Seconds to wait for the other processes."""
-        return self.exchange.timeout
+    slices = ReadOnly[int]("Into how many parts every batch is cut.")
+    timeout = ReadOnly[float]("Seconds to wait for the other processes.", "exchange.timeout")
 
     @property
     def is_first(self) -> bool:

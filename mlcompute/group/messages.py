@@ -18,6 +18,7 @@ from mlcompute.errors import ProcessError
 from mlcompute.group.exchange import Among, Array, Exchange, Kind
 from mlcompute.group.link import SPINS, Link, LostError
 from mlcompute.group.shared_memory import share
+from mlcompute.layers.read_only import ReadOnly
 
 #: Marks a message of this protocol; another number is another version of it.
 _MAGIC = 0x6D6C6331
@@ -301,10 +302,7 @@ class MessageExchange(Exchange):
 
     # Ends -----------------------------------------------------------------------------------------------------------
 
-    @property
-    def failed(self) -> ProcessError | None:
-        """What the group failed with."""
-        return self._failed
+    failed = ReadOnly[ProcessError | None]("What the group failed with.")
 
     def abort(self, message: str) -> None:
         if self._failed is None and not self._is_closed:

@@ -40,7 +40,18 @@ class MPILink(Link):
         self.rank, self.size = communicator.Get_rank(), communicator.Get_size()
         self.from_any_thread = mpi.Query_thread() >= mpi.THREAD_SERIALIZED
 
-    def _transfer(self, request: Any, peer: int) -> Callable[[], bool]:
+    def send(self, to: int, data: Array) -> Callable[[], bool]:
+        return self._begun(self._communicator.Isend, to, data)
+
+    def receive(self, source: int, into: Array) -> Callable[[], bool]:
+        return self._begun(self._communicator.Irecv, source, into)
+
+    def _begun(self, begin: Callable[..., Any], peer: int, memory: Array) -> Callable[[], bool]:
+        try:
+            request = begin([memory, self._mpi.BYTE], peer, _TAG)
+        except self._mpi.Exception as error:
+            raise LostError(self._failed(error, peer)) from None
+
         def is_done() -> bool:
             try:
                 done: bool = request.Test()
@@ -49,18 +60,6 @@ class MPILink(Link):
             return done
 
         return is_done
-
-    def send(self, to: int, data: Array) -> Callable[[], bool]:
-        try:
-            return self._transfer(self._communicator.Isend([data, self._mpi.BYTE], to, _TAG), to)
-        except self._mpi.Exception as error:
-            raise LostError(self._failed(error, to)) from None
-
-    def receive(self, source: int, into: Array) -> Callable[[], bool]:
-        try:
-            return self._transfer(self._communicator.Irecv([into, self._mpi.BYTE], source, _TAG), source)
-        except self._mpi.Exception as error:
-            raise LostError(self._failed(error, source)) from None
 
     def _failed(self, error: Any, peer: int) -> list[int]:
         """The ranks that are gone, as far as MPI can tell."""

@@ -128,8 +128,6 @@ class MultiheadAttentionDescriptor:
         """An equal, independent descriptor."""
         return replace(self)
 
-    __copy__ = copy
-
 
 class MultiheadAttentionLayer(ParameterLists):
     """y = concat over heads (softmax(Q Kᵀ / sqrt(key_dimension / heads) + mask) V) Woᵀ + bo, with, per head,

@@ -44,8 +44,6 @@ class GRUDescriptor(RecurrentDescriptor):
         """An equal, independent descriptor."""
         return replace(self)
 
-    __copy__ = copy
-
 
 @dataclass(frozen=True)
 class RNNDescriptor(GRUDescriptor):

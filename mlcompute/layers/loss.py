@@ -90,9 +90,6 @@ class LossDescriptor:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
-    def __copy__(self) -> LossDescriptor:
-        return dataclasses.replace(self)
-
     def copy(self) -> LossDescriptor:
         """An equal, independent descriptor."""
         return dataclasses.replace(self)

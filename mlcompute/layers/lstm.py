@@ -58,8 +58,6 @@ class LSTMDescriptor(RecurrentDescriptor):
         """An equal, independent descriptor."""
         return replace(self)
 
-    __copy__ = copy
-
 
 class LSTMLayer(Recurrent):
     """Per layer and direction, for every time, starting from h = c = 0 or the given states:

@@ -17,23 +17,14 @@ def attribute_value(attribute: AttributeProto, read: Callable[[TensorProto], Arr
 
     read   turns a stored tensor into an array
     """
-    from onnx import AttributeProto
+    from onnx import AttributeProto, helper
 
-    kind = attribute.type
-    if kind == AttributeProto.FLOAT:
-        return float(attribute.f)
-    if kind == AttributeProto.INT:
-        return int(attribute.i)
-    if kind == AttributeProto.STRING:
-        return attribute.s.decode("utf-8", "replace")
-    if kind == AttributeProto.TENSOR:
-        return read(attribute.t)
-    if kind == AttributeProto.FLOATS:
-        return [float(number) for number in attribute.floats]
-    if kind == AttributeProto.INTS:
-        return [int(number) for number in attribute.ints]
-    if kind == AttributeProto.STRINGS:
-        return [text.decode("utf-8", "replace") for text in attribute.strings]
-    if kind == AttributeProto.GRAPH:
-        return attribute.g
-    raise NotImportedError(f"attribute '{attribute.name}' is of a kind that is not imported")
+    kinds = ("FLOAT", "INT", "STRING", "TENSOR", "FLOATS", "INTS", "STRINGS", "GRAPH")
+    if attribute.type not in [getattr(AttributeProto, kind) for kind in kinds]:
+        raise NotImportedError(f"attribute '{attribute.name}' is of a kind that is not imported")
+    value = helper.get_attribute_value(attribute)
+    if attribute.type == AttributeProto.TENSOR:
+        return read(value)
+    if attribute.type == AttributeProto.STRINGS:
+        return [text.decode("utf-8", "replace") for text in value]
+    return value.decode("utf-8", "replace") if attribute.type == AttributeProto.STRING else value

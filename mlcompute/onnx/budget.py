@@ -7,17 +7,17 @@ Everything is asked for here before it is made, so an import ends soon and in li
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlcompute.errors import DataError
+from mlcompute.onnx.order import graphs_inside
 from mlcompute.ops.op import Array, Kind, Op, Step, Trace, Value
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto
+    from onnx import ModelProto
 
 #: Bytes of made constants any model may have, and for every number the model stores: a quantized one becomes a float,
 #: and so does what it was computed from a moment before.
@@ -187,14 +187,7 @@ def bytes_needed(step: Step) -> int:
 def model_budget(model: ModelProto, memory_limit: int | None, node_limit: int | None) -> Budget:
     """The limits the caller gave; else as much as a model of this size may need."""
     if node_limit is None:
-        nodes = sum(len(graph.node) for graph in _graphs(model.graph)) + sum(len(f.node) for f in model.functions)
+        graphs = [model.graph, *graphs_inside(model.graph.node)]
+        nodes = sum(len(graph.node) for graph in graphs) + sum(len(f.node) for f in model.functions)
         node_limit = FREE_NODES + NODES_PER_NODE * nodes
     return Budget(FREE_BYTES if memory_limit is None else memory_limit, node_limit, memory_limit is None)
-
-
-def _graphs(graph: GraphProto) -> Iterable[GraphProto]:
-    """A graph and those inside its nodes."""
-    todo = [graph]
-    while todo:
-        yield (here := todo.pop())
-        todo += [attribute.g for node in here.node for attribute in node.attribute if attribute.HasField("g")]

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlcompute.errors import DataError
+from mlcompute.onnx.order import graphs_inside
 from mlcompute.onnx.weights import Trainable
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, TensorProto
+    from onnx import ModelProto
 
 BATCH_NORMS = ("train", "frozen")
 #: ONNX's numbers for float, float16, double and bfloat16.
@@ -42,19 +43,9 @@ def floating_names(model: ModelProto, dequantize: bool = False) -> Iterator[str]
     for node in model.graph.node if dequantize else ():
         if node.op_type == "DequantizeLinear" and node.input and node.input[0] in stored:
             yield node.input[0]
-    for tensor in _stored(model.graph):
-        if tensor.data_type in _FLOATING:
-            yield tensor.name
+    for graph in (model.graph, *graphs_inside(model.graph.node)):
+        yield from (tensor.name for tensor in graph.initializer if tensor.data_type in _FLOATING)
     for node in model.graph.node:
         stated = [a.t.data_type for a in node.attribute if a.name == "value"] if node.op_type == "Constant" else []
         if _FLOATING.intersection(stated) and node.output:
             yield node.output[0]
-
-
-def _stored(graph: GraphProto, depth: int = 0) -> Iterator[TensorProto]:
-    """Initializers of a graph, and of the bodies of its loops and branches."""
-    yield from graph.initializer
-    for node in graph.node if depth < 32 else ():
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _stored(attribute.g, depth + 1)

@@ -97,7 +97,7 @@ def _uses(use: Use, most: int = _MOST_USES) -> int:
 
 
 def _describe(value: object, who: str) -> JSON:
-    """A number, text, list or array; arrays and bytes as text, so that they come back bitwise identical."""
+    """A number, text, list or array; arrays as text, so that they come back bitwise identical."""
     if isinstance(value, np.generic):
         value = np.asarray(value)
     if isinstance(value, np.ndarray):
@@ -106,8 +106,6 @@ def _describe(value: object, who: str) -> JSON:
             raise GraphError(f"{who}: {value.dtype} cannot be described in a file", fix="save it as ONNX")
         raw = np.ascontiguousarray(value).tobytes()
         return {"array": [word, list(value.shape), base64.b64encode(raw).decode()]}
-    if isinstance(value, bytes):
-        return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, float):
         return {"float": value.hex()}
     if value is None or isinstance(value, (bool, int, str)):
@@ -156,8 +154,6 @@ def _value(data: JSON) -> Any:
     ((kind, value),) = data.items()
     if kind == "array":
         return _array(*value)
-    if kind == "bytes":
-        return base64.b64decode(value, validate=True)
     if kind == "float":
         return float.fromhex(value)
     raise ValueError(f"there is no value {str(kind)[:100]!r}")

@@ -158,10 +158,7 @@ def doctor(
             warnings.simplefilter("ignore", UserWarning)  # the same
             _describe(report, graph)
     failed = {problem.operator for problem in report.problems}
-    counts = Counter(
-        (node.domain.removeprefix("ai.onnx") if node.domain == "ai.onnx" else node.domain, node.op_type)
-        for node in proto.graph.node
-    )
+    counts = Counter(("" if node.domain == "ai.onnx" else node.domain, node.op_type) for node in proto.graph.node)
     functions = {(function.domain, function.name) for function in proto.functions}
     for (domain, name), count in sorted(counts.items()):
         shown = f"{domain}.{name}" if domain else name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import mmap
 import os
 import stat
@@ -145,23 +146,18 @@ def tensor_array(tensor: TensorProto, folder: Path | None, limit: int | None = N
         except Exception as error:
             raise DataError(f"{who}: its data does not fit {kind}{list(shape)}", reason=str(error)[:200]) from None
     if bits < 8:
-        whole = TensorProto()
-        whole.dims.extend(shape)
-        whole.data_type, whole.raw_data = tensor.data_type, bytes(raw)
+        whole = TensorProto(dims=shape, data_type=tensor.data_type, raw_data=bytes(raw))
         return np.asarray(numpy_helper.to_array(whole))
-    array = np.frombuffer(raw, dtype.newbyteorder("<") if dtype.kind in "iufc" else dtype)
+    array = np.frombuffer(raw, dtype.newbyteorder("<") if dtype.kind in "iuf" else dtype)
     return array.astype(dtype, copy=False).reshape(shape)
 
 
 def _check_fields(tensor: TensorProto, shape: tuple[int, ...], kind: str, who: str) -> None:
     """As many numbers as the shape says, in whichever of the typed lists they are."""
-    count = 1
-    for extent in shape:
-        count *= extent
     lists = (tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data, tensor.uint64_data)
     given = sum(map(len, lists))
-    per_number = {"UINT4": 2, "INT4": 2, "FLOAT4E2M1": 2, "UINT2": 4, "INT2": 4}.get(kind, 1)
-    needed = 2 * count if kind.startswith("COMPLEX") else -(-count // per_number)
+    per_byte = 8 // _BITS.get(kind, 8)
+    needed = -(-math.prod(shape) // per_byte)
     if given != needed:
         raise DataError(f"{who}: has {given} numbers of data, {needed} are needed for {kind}{list(shape)}")
 

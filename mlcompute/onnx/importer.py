@@ -298,7 +298,7 @@ class Importer:
                 raise self._unknown(domain, node.op_type)
             return [Failed() for _ in node.output]
         if handler is not None:
-            return handler(self, node, operands, names, place, label)
+            return handler(control.Handled(self, node, operands, names, place, label))
         if self.choices.dequantize and local is None and not domain and node.op_type in INTEGER:
             raise NotImportedError("dequantize=True does not make it an operator of floating numbers", fix=WAY_OUT)
         if local is not None:

@@ -108,38 +108,7 @@ class Use:
 
     def describe(self, scope: Scope) -> list[Answer]:
         """The operator in ops, in a scope that says what its operands are."""
-        operands = self.operands
-
-        def value(index: int) -> Value | None:
-            operand = operands[index]
-            return None if operand is None else scope.value_of(operand)
-
-        def array(index: int) -> Array | None:
-            operand = operands[index]
-            if isinstance(operand, Known):
-                return scope.known(operand)
-            found = None if operand is None else known_array(operand, getattr(scope.trace, "budget", None))
-            if found is None and isinstance(operand, Source):
-                found = scope.fixed(operand)
-            return found
-
-        def peek(index: int) -> Array | None:
-            operand = operands[index]
-            return scope.known(operand) if isinstance(operand, Known) else None
-
-        def follows(index: int) -> bool:
-            operand = operands[index]
-            return isinstance(operand, Known) and operand.made is not None
-
-        def shape_then(index: int) -> Shape:
-            operand = operands[index]
-            return operand.shape if isinstance(operand, (Source, Weight, Derived)) else ()
-
-        call = Call(
-            self.row.name, self.version, self.attributes, len(operands), self.output_count, scope.trace, value, array,
-            peek, follows, shape_then, scope.training, scope.uniform, self.names, scope.batch,
-        )  # fmt: skip
-        answers = self.row.function(call)
+        answers = self.row.function(Call(self, scope))
         if isinstance(answers, (Value, np.ndarray)) or answers is None:
             return [answers]
         return list(answers)
@@ -236,6 +205,17 @@ class Scope:
         if isinstance(operand, Listed):
             raise ShapeError("a sequence where a tensor is expected")
         raise ShapeError(operand.reason or "the operand was not imported")
+
+    def numbers(self, operand: Operand | None) -> Array | None:
+        """The numbers of an operand where they are known at import, or the caller gives them."""
+        if operand is None or isinstance(operand, Known):
+            return self.peek(operand)
+        found = known_array(operand, getattr(self.trace, "budget", None))
+        return self.fixed(operand) if found is None and isinstance(operand, Source) else found
+
+    def peek(self, operand: Operand | None) -> Array | None:
+        """The numbers of a constant; None of anything else."""
+        return self.known(operand) if isinstance(operand, Known) else None
 
     def known(self, operand: Known) -> Array:
         """The numbers of a constant in the batch that is described."""

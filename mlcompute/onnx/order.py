@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,33 +23,25 @@ def in_order(nodes: Sequence[NodeProto]) -> Sequence[NodeProto]:
     needs = [[made[name] for name in _used(node) if name in made] for node in nodes]
     if all(other < number for number, others in enumerate(needs) for other in others):
         return nodes
-    order: list[int] = []
-    state = [0] * len(needs)  # 1: being visited, 2: placed
-    for start in range(len(needs)):
-        stack = [(start, iter(needs[start]))] if not state[start] else []
-        state[start] = max(state[start], 1)
-        while stack:
-            number, others = stack[-1]
-            other = next((other for other in others if state[other] < 2), None)
-            if other is None:
-                stack.pop()
-                state[number] = 2
-                order.append(number)
-            elif state[other] == 1:
-                return nodes
-            else:
-                state[other] = 1
-                stack.append((other, iter(needs[other])))
-    return [nodes[number] for number in order]
+    try:
+        return [nodes[number] for number in graphlib.TopologicalSorter(dict(enumerate(needs))).static_order()]
+    except graphlib.CycleError:
+        return nodes
 
 
 def _used(node: NodeProto) -> Iterator[str]:
     """The operands of a node, and what the graphs inside it take from outside."""
     yield from node.input
-    waiting: list[GraphProto] = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
-    while waiting:
-        graph = waiting.pop()
+    for graph in graphs_inside([node]):
         for inner in graph.node:
             yield from inner.input
-            waiting += [attribute.g for attribute in inner.attribute if attribute.HasField("g")]
         yield from (info.name for info in graph.output)
+
+
+def graphs_inside(nodes: Sequence[NodeProto]) -> Iterator[GraphProto]:
+    """The bodies of loops and branches among some nodes, at any depth."""
+    waiting = [attribute.g for node in nodes for attribute in node.attribute if attribute.HasField("g")]
+    while waiting:
+        graph = waiting.pop()
+        yield graph
+        waiting += [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from mlcompute.errors import DataError
-from mlcompute.onnx.operands import Derived, Failed, Known, Listed, Source, Use, Weight, folded
+from mlcompute.onnx.operands import Failed, Listed, Source, Use, known_array
 from mlcompute.onnx.problems import Problem
 from mlcompute.onnx.rows import ROWS
 from mlcompute.onnx.types import carried, numpy_type
@@ -28,18 +28,11 @@ def add_output(importer: Importer, name: str) -> None:
     if isinstance(operand, Listed):
         importer.problems.append(Problem("output", name, "is a sequence", True))
         return
-    array = operand.array if isinstance(operand, Known) else None
-    if array is not None:
+    if not isinstance(operand, Source):
+        array = known_array(operand, importer.budget)
+        assert array is not None
         importer.graph.known[name] = array
         importer.graph.shapes[name], importer.graph.types[name] = array.shape, array.dtype
-        return
-    if isinstance(operand, (Weight, Derived)):
-        found = operand.array if isinstance(operand, Weight) else folded(operand.use, importer.budget)[operand.index]
-        assert found is not None
-        importer.graph.known[name] = found
-        importer.graph.shapes[name], importer.graph.types[name] = found.shape, found.dtype
-        return
-    if not isinstance(operand, Source):
         return
     if operand.tensor in importer.graph.inputs.values() or operand.tensor in importer.graph.outputs.values():
         use = Use(ROWS["", "Identity"], 13, {}, [operand], [operand.name], 1)

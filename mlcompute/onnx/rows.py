@@ -6,9 +6,9 @@ the layer at compile time, the gradient (ops have derivatives) and, on known arr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,10 @@ from mlcompute import ops
 from mlcompute.errors import CompileError, ShapeError
 from mlcompute.onnx.budget import affordable
 from mlcompute.ops.indexing import INT64
-from mlcompute.ops.op import Array, Shape, Trace, Value
+from mlcompute.ops.op import Array, Shape, Value
+
+if TYPE_CHECKING:
+    from mlcompute.onnx.operands import Operand, Scope, Use
 
 Answer = Value | Array | None
 Function = Callable[["Call"], "Answer | Sequence[Answer]"]
@@ -45,41 +48,26 @@ class NotImportedError(CompileError):
     """An operator, or this use of it, is outside what a static graph of ops can say; the reason is the message."""
 
 
-@dataclass(eq=False)
 class Call:
     """One use of an operator while it is described: its operands as values or, where known, as arrays.
 
-    values   operand number -> its symbolic value; made when first asked for
-    arrays   operand number -> its numbers, where they are known at import
+    batch   (samples at import, samples now) when a smaller batch is described than the model was imported for
     """
 
-    kind: str
-    version: int
-    attributes: Mapping[str, Any]
-    count: int
-    output_count: int
-    trace: Trace
-    make_value: Callable[[int], Value | None]
-    find_array: Callable[[int], Array | None]
-    peek_array: Callable[[int], Array | None]
-    #: operand number -> was it computed from shapes, and so is right for the batch that is described?
-    follows: Callable[[int], bool]
-    #: operand number -> its shape when the model was imported
-    shape_then: Callable[[int], Shape]
-    training: bool = False
-    uniform: Callable[[Value, Shape], Value] | None = None
-    names: Sequence[str] = ()
-    #: (samples at import, samples now) when a smaller batch is described than the model was imported for.
-    batch: tuple[int, int] | None = None
-    _values: dict[int, Value | None] = field(default_factory=dict)
+    def __init__(self, use: Use, scope: Scope) -> None:
+        self._use, self._scope = use, scope
+        self.kind, self.version, self.attributes, self.names = use.row.name, use.version, use.attributes, use.names
+        self.count, self.output_count = len(use.operands), use.output_count
+        self.trace, self.batch = scope.trace, scope.batch
+        self.training, self.uniform = scope.training, scope.uniform
+
+    def _operand(self, index: int) -> Operand | None:
+        return self._use.operands[index] if index < self.count else None
 
     def optional(self, index: int) -> Value | None:
         """The value of an operand; None when it was left out."""
-        if index >= self.count:
-            return None
-        if index not in self._values:
-            self._values[index] = self.make_value(index)
-        return self._values[index]
+        operand = self._operand(index)
+        return None if operand is None else self._scope.value_of(operand)
 
     def __getitem__(self, index: int) -> Value:
         value = self.optional(index)
@@ -95,7 +83,7 @@ class Call:
 
     def array(self, index: int) -> Array:
         """The numbers of an operand, known at import; NeedsValueError when they are not."""
-        found = self.find_array(index) if index < self.count else None
+        found = self._scope.numbers(self._operand(index))
         if found is None:
             name = self.names[index] if index < len(self.names) else ""
             raise NeedsValueError(
@@ -107,7 +95,16 @@ class Call:
 
     def known(self, index: int) -> Array | None:
         """The numbers of an operand when they are already known; never asks for more."""
-        return self.peek_array(index) if index < self.count else None
+        return self._scope.peek(self._operand(index))
+
+    def follows(self, index: int) -> bool:
+        """Was an operand computed from shapes, and so is right for the batch that is described?"""
+        return getattr(self._operand(index), "made", None) is not None
+
+    def shape_then(self, index: int) -> Shape:
+        """The shape of an operand when the model was imported."""
+        shape: Shape = getattr(self._operand(index), "shape", ())
+        return shape
 
     def integers(self, index: int, name: str = "", default: Sequence[int] | None = None) -> list[int]:
         """A list of whole numbers that newer versions take as an operand and older ones as an attribute."""
@@ -133,7 +130,7 @@ class Call:
         samples.
         """
         found = list(shape)
-        if index < self.count and self.follows(index):
+        if self.follows(index):
             return found
         if self.batch is not None and found and found[0] > 0 and found[0] % self.batch[0] == 0:
             found[0] = found[0] // self.batch[0] * self.batch[1]

@@ -25,10 +25,10 @@ from mlcompute.optimizers.descriptor import (
     checked_number,
     checked_rate,
     descriptor_from,
+    usual_rate,
 )
 from mlcompute.optimizers.memory import OptimizerMemory
 from mlcompute.optimizers.parameter_group import ParameterGroup
-from mlcompute.optimizers.usual_rates import usual_rate
 from mlcompute.runtime.tensor_state import state_of
 
 if TYPE_CHECKING:
@@ -296,10 +296,9 @@ class Optimizer(ABC):
             self._has_clipping = True
             self.outdated()
 
-    @property
-    def has_clipping(self) -> bool:
-        """Does the update contain clipping? True once it was switched on; switched off again, limits are infinite."""
-        return self._has_clipping
+    has_clipping = ReadOnly[bool](
+        "Does the update contain clipping? True once it was switched on; switched off again, limits are infinite."
+    )
 
     @property
     def clips_jointly(self) -> bool:

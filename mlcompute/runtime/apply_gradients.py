@@ -63,9 +63,8 @@ def apply_gradients(session: Session, given: Mapping[str | Tensor, ArrayLike], o
             + (f", and {len(missing) - 1} more" * (len(missing) > 1)),
             fix="give every parameter one, zeros where it has none; freeze() leaves parameters alone",
         )
-    learning, compiled = session.definition.learning, session.compiled
+    learning, compiled = session.definition.learning, session.current
     assert learning is not None
-    assert compiled is not None
     compiled.request.gradient_inputs = {tensor: learning.gradient_tensor(tensor) for tensor in names}
     program = session.program("apply", compiled.request.batch_size)
     # The update uses the memory of the graph: what somebody holds of the last run is copied out of it.

@@ -31,7 +31,6 @@ def batch_of(session: Session, batch_size: int, method: str) -> int:
         raise ShapeError(
             f"{who}: batch_size is {batch_size}", expected=f"0 (the tensors' own, {full}) or the number of samples"
         )
-    assert session.compiled is not None
     fixed = next((tensor for tensor, array in session.constants.items() if array.shape[0] == full > 1), None)
     if batch_size > full and fixed is not None and fixed not in request.shared:
         raise ShapeError(
@@ -39,9 +38,9 @@ def batch_of(session: Session, batch_size: int, method: str) -> int:
             f"constant of {full} samples",
             fix=f"run at most {full} samples, or compile it again with more",
         )
-    if session.compiled.unbatched is not None:
+    if session.current.unbatched is not None:
         raise ShapeError(
-            f"{who}: batch_size is {batch_size}, but {session.compiled.unbatched!r} does not share the batch axis",
+            f"{who}: batch_size is {batch_size}, but {session.current.unbatched!r} does not share the batch axis",
             fix="pass batch_size=0 for graphs whose inputs have different first extents",
         )
     return int(batch_size)
@@ -51,8 +50,7 @@ def named_data(
     session: Session, method: str, inputs: Named | None, labels: Named | None, weights: Named | None
 ) -> dict[Tensor, Any]:
     """Data by tensor; unknown names are refused."""
-    assert session.compiled is not None
-    found = session.definition.declared.find(method, inputs, labels, weights, session.compiled.lengths)
+    found = session.definition.declared.find(method, inputs, labels, weights, session.current.lengths)
     for tensor in session.compile_if_needed().added & found.keys():
         expect_no_booleans(found[tensor], f"{session.definition.who}.{method}: '{session.name_of(tensor)}'")
     for tensor, constant in session.constants.items():
@@ -76,8 +74,7 @@ def collect_inputs(
 
     copies  all of it, none, or these values; by default as the specification says
     """
-    assert session.compiled is not None
-    prefixes = session.compiled.error_prefixes
+    prefixes = session.current.error_prefixes
 
     def who(tensor: Tensor) -> str:
         if (method, tensor) not in prefixes:
@@ -87,14 +84,13 @@ def collect_inputs(
     copies = specification.copies if copies is None else copies
     return session.inputs.collect(
         specification.inputs, data, who, session.linked_value, skips=specification.skips, copies=copies,
-        engine=session.compiled.engine,
+        engine=session.current.engine,
     )  # fmt: skip
 
 
 def has_labels(session: Session, data: Mapping[Tensor, Any], skips: bool) -> bool:
     """Can the losses be computed in a run in inference mode?"""
-    assert session.compiled is not None
     return not session.definition.waits_for_labels and all(
         label in session.constants or session.inputs.has(label, data, skips, session.linked_value)
-        for label in session.compiled.labels
+        for label in session.current.labels
     )

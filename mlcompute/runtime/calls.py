@@ -49,7 +49,6 @@ def execute(
         return execution
     look_up = _inference if is_inference else _training_step
     specification, inputs = look_up(session, batch, data, call)
-    assert session.compiled is not None
     again = Run(session, specification, Call("execute", options), are_arrays=True)
     _remember(session, again, options, batch_size, given)
     return submit(session, specification, inputs, call)
@@ -77,8 +76,7 @@ def _inference(
     """The forward pass in inference mode; up to the predictions when there are no labels."""
     skips = has_option(call.options, ExecutionOptions.SKIP_WRITING_INPUT_DATA_TO_DEVICE)
     program = session.program("inference", batch, has_labels(session, data, skips), session.sizes_of(data))
-    assert session.compiled is not None
-    specification = session.compiled.specification(program, ("forward",), call.options)
+    specification = session.current.specification(program, ("forward",), call.options)
     return specification, collect_inputs(session, specification, data, call.method)
 
 
@@ -86,9 +84,8 @@ def _training_step(
     session: Session, batch: int, data: Mapping[Tensor, Any], call: Call
 ) -> tuple[RunSpecification, InputData]:
     phases = phases_to_execute(session)
-    assert session.compiled is not None
     program = session.program("fused", batch, sizes=session.sizes_of(data))
-    specification = session.compiled.specification(program, phases, call.options)
+    specification = session.current.specification(program, phases, call.options)
     inputs = collect_inputs(session, specification, data, call.method)
     # Data fed for tensors the optimizer updates replaces their values when the run's turn has come.
     call.replaced = [
@@ -133,12 +130,11 @@ def execute_forward(session: Session, call: Call, batch_size: int) -> Execution:
     if session.group is not None:
         return group_calls.execute_forward(session, call, batch)
     program = session.program("split", batch)
-    assert session.compiled is not None
-    specification = session.compiled.specification(program, ("forward",), call.options)
+    specification = session.current.specification(program, ("forward",), call.options)
     # The gradient pass needs the same numbers, whatever becomes of the caller's memory.
     copies = specification.copies or program.read_after_forward
     inputs = collect_inputs(session, specification, {}, call.method, copies=copies)
-    passes = Passes(program, session.compiled.executable(program))
+    passes = Passes(program, session.current.executable(program))
     return submit(session, specification, inputs, call, passes)
 
 
@@ -147,8 +143,7 @@ def execute_gradient(session: Session, call: Call, batch_size: int) -> Execution
     if session.group is not None:
         return group_calls.execute_gradient(session, call, batch_size)
     passes = _passes_after(session, "forward", call.method, batch_size)
-    assert session.compiled is not None
-    specification = session.compiled.specification(passes.program, ("gradient",), call.options)
+    specification = session.current.specification(passes.program, ("gradient",), call.options)
     inputs = collect_inputs(session, specification, {}, call.method)
     return submit(session, specification, inputs, call, passes)
 
@@ -171,12 +166,11 @@ def execute_forward_and_gradient(
     data = named_data(session, call.method, *given)
     expect_labels(session)
     program = session.program("split" if sums is None else "accumulate", batch, sizes=session.sizes_of(data))
-    assert session.compiled is not None
-    specification = session.compiled.specification(program, ("forward", "gradient"), call.options)
+    specification = session.current.specification(program, ("forward", "gradient"), call.options)
     inputs = collect_inputs(session, specification, data, call.method)
     if sums is not None:
         call.scalars = {SHARE: sums[0], KEEP: float(sums[1])}
-    passes = Passes(program, session.compiled.executable(program))
+    passes = Passes(program, session.current.executable(program))
     return submit(session, specification, inputs, call, passes)
 
 
@@ -188,8 +182,7 @@ def execute_optimizer_update(session: Session, call: Call) -> Execution:
     if session.state is None:
         raise ExecutionError(f"TrainingGraph.{call.method}: the graph has no optimizer", fix="call compile_optimizer")
     passes = _passes_after(session, "gradient", call.method)
-    assert session.compiled is not None
-    specification = session.compiled.specification(passes.program, ("update",), call.options)
+    specification = session.current.specification(passes.program, ("update",), call.options)
     return submit(session, specification, {}, call, passes)
 
 

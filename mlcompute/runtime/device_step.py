@@ -31,6 +31,7 @@ from mlcompute.errors import DeviceError
 from mlcompute.execution import has_option
 from mlcompute.group.exchange import Kind
 from mlcompute.group.slices import Node, cut, nodes_of
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.buckets import BLOCK, Bucket
 from mlcompute.runtime.run_specification import RunSpecification
@@ -129,10 +130,7 @@ class DeviceStep:
             device.reserve(executable)
             self.can_fail |= exchange.captures and executable.can_fail
 
-    @property
-    def name(self) -> str:
-        """What carries gradients from one device to another."""
-        return self.exchange.name
+    name = ReadOnly[str]("What carries gradients from one device to another.", "exchange.name")
 
     @property
     def nbytes(self) -> int:
@@ -390,10 +388,7 @@ class DeviceStep:
                     transfers.append(Transfer(source, target, read, written))
         self.exchange.move(transfers)
 
-    @property
-    def first(self) -> int:
-        """The rank of the first device of this process."""
-        return self.exchange.rank
+    first = ReadOnly[int]("The rank of the first device of this process.", "exchange.rank")
 
     def _local(self, rank: int) -> StepDevice | None:
         place = rank - self.first

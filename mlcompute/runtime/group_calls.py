@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlcompute.devices import queue_of
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError, ExecutionError, ProcessError
 from mlcompute.execution import Execution, has_option
@@ -187,7 +186,6 @@ def _result(training: GroupTraining) -> ResultState | None:
 
 def _carried_out(session: Session, call: Call, work: Callable[[], ResultState | None]) -> Execution:
     """Run it now, on this thread: the order of calls must be the same on all processes, which hear of errors."""
-    assert session.device is not None
     training = session.in_group
     assert training is not None
 
@@ -205,7 +203,7 @@ def _carried_out(session: Session, call: Call, work: Callable[[], ResultState | 
             raise
         return result
 
-    job = Job(queue_of(session.device), told, call.completion_handler)
+    job = Job(session.queue, told, call.completion_handler)
     job.measures_time = has_option(call.options, ExecutionOptions.PROFILING)
     job.run()
     job.is_done = True

@@ -22,6 +22,7 @@ from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.last_run import LastRun
 from mlcompute.runtime.run_result import ResultState
 from mlcompute.runtime.run_specification import RunSpecification
+from mlcompute.runtime.tensor_state import storage_of
 from mlcompute.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ class GroupResults:
         #: Was the last run one of the group, and not one by itself, as inference is?
         self.is_shared = False
         self._style, self._batch = "", 0
-        self._losses: defaultdict[Tensor, _Own] = defaultdict(dict)
-        self._statistics: defaultdict[Tensor, _Own] = defaultdict(dict)
+        #: Own slices' parts of losses and statistics.
+        self._parts: defaultdict[Tensor, _Own] = defaultdict(dict)
         self._rows: defaultdict[Tensor, dict[int, _Later]] = defaultdict(dict)
         self._sums: _Own = {}
         self._gathered: dict[tuple[str, Tensor], Array] = {}
@@ -56,7 +57,7 @@ class GroupResults:
         """A forward pass begins: what the one before it left is gone."""
         self._style, self._batch = style, batch
         own: dict[Any, Any]
-        for own in (self.losses, self._losses, self._statistics, self._rows, self._gathered):
+        for own in (self.losses, self._parts, self._rows, self._gathered):
             own.clear()
         self._gradients = None
 
@@ -65,13 +66,9 @@ class GroupResults:
         """Are passes run one by one, whose losses and statistics are exchanged by themselves?"""
         return self._style == "phases"
 
-    def add_loss(self, number: int, tensor: Tensor, value: Array) -> None:
-        """Add a slice's part of a loss."""
-        self._losses[tensor][number] = value.copy()
-
-    def add_statistic(self, number: int, tensor: Tensor, value: Array) -> None:
-        """Add a slice's part of a statistic."""
-        self._statistics[tensor][number] = value.copy()
+    def add_part(self, number: int, tensor: Tensor, value: Array) -> None:
+        """Add a slice's part of a loss or a statistic."""
+        self._parts[tensor][number] = value.copy()
 
     def add_rows(self, number: int, program: Program, keep: Callable[[Value], _Later]) -> None:
         """Outputs of a slice, before the next one overwrites them."""
@@ -80,12 +77,9 @@ class GroupResults:
 
     def outputs_of(self, program: Program) -> list[tuple[Tensor, Value]]:
         """What the program of a slice computes that has rows for samples, and no loss."""
-        kept = [tensor for tensor in self._training.request.kept if self._has_rows(tensor)]
+        losses = {*self._training.losses, self._training.request.total}
+        kept = [tensor for tensor in self._training.request.kept if tensor not in losses]
         return [(one, program.values[one]) for one in kept if program.values.get(one) in program.kept]
-
-    def _has_rows(self, tensor: Tensor) -> bool:
-        """Is it an output, and no loss?"""
-        return tensor not in self._training.losses and tensor is not self._training.request.total
 
     def add_sum(self, number: int, value: Array) -> None:
         """Add a slice's part of a sum over all slices that the pass waits for."""
@@ -98,15 +92,9 @@ class GroupResults:
 
     def exchange_statistics(self) -> None:
         """After forward passes by themselves: everybody goes on with the statistics of the whole batch."""
-        statistics = self._training.statistics
-        if statistics:
-            shapes = {tensor: self._statistics[tensor] for tensor in statistics}
-            self._training.store_statistics(
-                {
-                    t: self._sum(Kind.STATISTICS, own, t.descriptor.shape, t.descriptor.data_type.numpy)
-                    for t, own in shapes.items()
-                }
-            )
+        for tensor in self._training.statistics:
+            d = tensor.descriptor
+            storage_of(tensor).write(self._sum(Kind.STATISTICS, self._parts[tensor], d.shape, d.data_type.numpy))
 
     # Reading --------------------------------------------------------------------------------------------------------
 
@@ -128,7 +116,7 @@ class GroupResults:
         key = ("value", tensor)
         if key not in self._gathered:
             if tensor in training.losses and self._style == "phases":
-                self._gathered[key] = self._sum(Kind.RESULTS, self._losses[tensor], value.shape, value.dtype)
+                self._gathered[key] = self._sum(Kind.RESULTS, self._parts[tensor], value.shape, value.dtype)
             elif self._style == "phases":
                 own = {n: one.executable.read(one.program.values[tensor]) for n, one in training.slices.passes.items()}
                 self._gathered[key] = self._join(Kind.RESULTS, tensor, own)
@@ -178,10 +166,8 @@ class GroupResults:
 
     def gather_rows(self) -> None:
         """Outputs of the whole batch, now: whoever reads them later need not ask others that may be gone."""
-        training = self._training
-        for tensor in training.request.kept:
-            if self._has_rows(tensor) and training.program.values.get(tensor) in training.program.kept:
-                self.value(tensor)
+        for tensor, _ in self.outputs_of(self._training.program):
+            self.value(tensor)
 
     def outcome(self) -> Any:
         """Results of the last step, for whoever has not finished it."""

@@ -16,7 +16,6 @@ import numpy as np
 from mlcompute.compiler.accumulate_gradients import SHARE
 from mlcompute.compiler.exchange_gradients import SLICE
 from mlcompute.compiler.program import Program
-from mlcompute.devices import queue_of
 from mlcompute.devices.device import Executable, Profile
 from mlcompute.enums import ExecutionOptions
 from mlcompute.ops.op import Array, Value
@@ -47,10 +46,8 @@ class GroupStep:
     )
 
     def __init__(self, training: GroupTraining, batch: int, sizes: Sizes, phases: tuple[str, ...]) -> None:
-        device = training.session.device
-        assert device is not None
         self._training, self._batch, self._sizes, self._phases = training, batch, sizes, phases
-        self._queue, self._shared = queue_of(device), training.shared
+        self._queue, self._shared = training.session.queue, training.shared
         self._exchanges, self._updates = "gradient" in phases, "update" in phases
         self.specification: RunSpecification | None = None
         programs: dict[Program, _SliceProgram] = {}
@@ -170,8 +167,7 @@ class _SliceProgram:
 
     def bound(self, bank: int) -> Executable:
         """The executable that reads a bank. Nothing is bound anew from step to step."""
-        executable, compiled = self.executables[bank], self._session.compiled
-        assert compiled is not None
+        executable, compiled = self.executables[bank], self._session.current
         if compiled.storages.get(self.program) is not self._storages or self._storages is None:
             self._storages = self._session.storages(self.program)
             self._bound_at = [-1] * len(self.executables)

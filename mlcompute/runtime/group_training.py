@@ -186,8 +186,7 @@ class GroupTraining:
         if self.results.are_of_passes:  # a whole step exchanges them with the gradients
             for tensor in (*self.losses, *self.statistics):
                 if tensor in program.shared:
-                    add = self.results.add_loss if tensor in self.losses else self.results.add_statistic
-                    add(number, tensor, self.storages[tensor].array())
+                    self.results.add_part(number, tensor, self.storages[tensor].array())
         else:
             self.results.add_rows(number, program, run.executable.keep)
 
@@ -223,11 +222,6 @@ class GroupTraining:
         for arrays in sums:
             if arrays is not self._work and all(arrays is not one for one in self.shared.memory.values()):
                 self._spare.append(arrays)
-
-    def store_statistics(self, values: Mapping[Tensor, Array]) -> None:
-        """Statistics over the whole batch."""
-        for tensor, array in values.items():
-            storage_of(tensor).write(array)
 
     # Exchange and update --------------------------------------------------------------------------------------------
 

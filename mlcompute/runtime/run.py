@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlcompute.devices import queue_of
 from mlcompute.devices.device import Completion, Executable, Profile
 from mlcompute.devices.interrupts import held
 from mlcompute.devices.scalars import Scalars
@@ -88,8 +87,7 @@ class Run:
         begins_with: Sequence[str] | None = None,
         executable: Executable | None = None,
     ) -> None:
-        compiled, program = session.compiled, specification.program
-        assert compiled is not None
+        compiled, program = session.current, specification.program
         if passes is not None:
             executable = passes.executable
         elif executable is None:
@@ -125,8 +123,7 @@ class Run:
         """Queue a run. Nothing can be refused any more; what can fail now fails in the run."""
         if session.unchecked:
             session.raise_unseen_error()
-        specification, is_ahead, device = self.specification, self.is_ahead, session.device
-        assert device is not None
+        specification, is_ahead, queue = self.specification, self.is_ahead, session.queue
         is_synchronous, settings = specification.synchronous, None
         if self.updates and session.state is not None:
             if session.has_averaged_weights:
@@ -140,7 +137,6 @@ class Run:
             for tensor in specification.program.persistent:
                 state_of(tensor).wait_for_runs()
         data = session, compiled, inputs, settings, random
-        queue = queue_of(device)
         job = Job(queue, self.carry_out, self.call.completion_handler, data)
         if not is_synchronous and not is_ahead:
             inputs = self._detach(job)
@@ -230,10 +226,8 @@ class Run:
 
     def go_on(self, session: Session, compiled: CompiledGraph, phases: Sequence[str]) -> None:
         """Run a further part, with the same data; wait for it."""
-        device = session.device
-        assert device is not None
-        job = Job(queue_of(device), lambda _: self._carry_on(compiled, phases))
-        queue_of(device).submit(job, True, None)
+        job = Job(session.queue, lambda _: self._carry_on(compiled, phases))
+        session.queue.submit(job, True, None)
         job.wait()
 
     def _carry_on(self, compiled: CompiledGraph, phases: Sequence[str]) -> None:
@@ -296,9 +290,7 @@ def submit(
     session: Session, specification: RunSpecification, inputs: InputData, call: Call, passes: Passes | None = None
 ) -> Execution:
     """Prepare a run of some phases and queue it."""
-    compiled = session.compiled
-    assert compiled is not None
-    return Run(session, specification, call, passes).submit(session, compiled, inputs)
+    return Run(session, specification, call, passes).submit(session, session.current, inputs)
 
 
 def output_targets(session: Session, specification: RunSpecification, call: Call) -> list[tuple[Value, Array]]:

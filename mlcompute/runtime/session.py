@@ -15,10 +15,12 @@ import numpy as np
 from mlcompute.building.node_index import NodeIndex
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.request import Request
+from mlcompute.devices import queue_of
 from mlcompute.enums import GraphCompilationOptions
 from mlcompute.errors import CompileError, ExecutionError, GraphError
 from mlcompute.graph import Graph, Node
 from mlcompute.group.group import Group
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Array, Value, overwritten_by
 from mlcompute.platform import RandomPasses
 from mlcompute.runtime.compile_session import compile_session
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from mlcompute.devices.foreign_array import DeviceArray
     from mlcompute.inference import InferenceGraph
     from mlcompute.runtime.job import Job
+    from mlcompute.runtime.queue import WorkQueue
     from mlcompute.training import TrainingGraph
 
 #: How many runs may be unchecked before the device is asked for their outcome; failures show without asking.
@@ -186,8 +189,19 @@ class Session:
                 self.compiled = None
         if self.compiled is None:
             compile_session(self)
+        return self.current.request
+
+    @property
+    def current(self) -> CompiledGraph:
+        """What is compiled; asked for after `compile_if_needed`."""
         assert self.compiled is not None
-        return self.compiled.request
+        return self.compiled
+
+    @property
+    def queue(self) -> WorkQueue:
+        """Where runs wait for their turn on the device."""
+        assert self.device is not None
+        return queue_of(self.device)
 
     @property
     def node_count(self) -> int:
@@ -245,13 +259,11 @@ class Session:
 
     def program(self, style: str, batch_size: int, with_losses: bool = True, sizes: Sizes = ()) -> Program:
         """The program for a style, batch size and sizes of inputs, compiled at its first use."""
-        assert self.compiled is not None
-        return self.compiled.get(style, batch_size, with_losses, sizes)
+        return self.current.get(style, batch_size, with_losses, sizes)
 
     def sizes_of(self, data: Mapping[Tensor, Any]) -> Sizes:
         """The sizes of the data of a call, where they differ from the inputs' own."""
-        assert self.compiled is not None
-        return sizes_of(self.compiled.request, data) if self.compiled.has_varying_inputs else ()
+        return sizes_of(self.current.request, data) if self.current.has_varying_inputs else ()
 
     def set_size_limit(self, limit: int) -> None:
         """Keep programs of so many sizes of inputs."""
@@ -264,11 +276,10 @@ class Session:
         if self.device is None:
             return 0
         self.compile_if_needed()
-        assert self.compiled is not None
         exchanged = 0 if self.in_group is None else self.in_group.nbytes
         return (
             exchanged
-            + self.compiled.arena_size
+            + self.current.arena_size
             + self.state_bytes()
             + sum(one.nbytes for one in self.gradient_sums.values())
         )
@@ -283,8 +294,8 @@ class Session:
 
     def storages(self, program: Program) -> dict[Value, Storage]:
         """Where parameters, statistics and states lie; looked up anew only when some tensor was rebound."""
-        assert self.compiled is not None
-        found = self.compiled.storages.get(program)
+        compiled = self.current
+        found = compiled.storages.get(program)
         if found is None:
             found = {}
             for tensor, value in program.persistent.items():
@@ -312,8 +323,8 @@ class Session:
                 overwritten.update(value for value in results if value.kind != "temporary")
             for value, storage in found.items():
                 if value in overwritten:
-                    storage.overwritten_by(self.compiled.clock)
-            self.compiled.storages[program] = found
+                    storage.overwritten_by(compiled.clock)
+            compiled.storages[program] = found
         return found
 
     def minimised(self) -> list[Tensor]:
@@ -334,8 +345,7 @@ class Session:
     def counts_samples(self, tensor: Tensor) -> bool:
         """Does the first axis of a result count samples, as far as the graph can tell?"""
         self.compile_if_needed()
-        assert self.compiled is not None
-        return self.compiled.counts_samples(tensor)
+        return self.current.counts_samples(tensor)
 
     # Runs -----------------------------------------------------------------------------------------------------------
 
@@ -390,15 +400,8 @@ class Session:
 
     # What its tensors ask (mlcompute/runtime/tensor_state.py) ---------------------------------------------------------
 
-    @property
-    def kind(self) -> str:
-        """What messages call the graph."""
-        return self.definition.who
-
-    @property
-    def last_run(self) -> int:
-        """Rises with every run, over all graphs."""
-        return self.last.number
+    kind = ReadOnly[str]("What messages call the graph.", "definition.who")
+    last_run = ReadOnly[int]("Rises with every run, over all graphs.", "last.number")
 
     def computes(self, tensor: Tensor) -> bool:
         """Did the last run compute this tensor?"""

@@ -16,7 +16,6 @@ from mlcompute.compiler import Request, compile_program
 from mlcompute.compiler.exchange_gradients import GLOBAL_NORM, group_norm, norm_names
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.update import is_elementwise
-from mlcompute.devices import queue_of
 from mlcompute.devices.host_memory import allocate
 from mlcompute.errors import ProcessError
 from mlcompute.group.exchange import Exchange, Kind
@@ -59,8 +58,7 @@ class ShardUpdate:
     ) -> None:
         self._session, self._compiled, self._exchange, self._buckets = session, compiled, exchange, buckets
         self._shared, self._layouts = shared, layouts
-        assert session.device is not None
-        self._queue = queue_of(session.device)
+        self._queue = session.queue
         parameters = [entry.tensor for bucket in buckets for entry in bucket.entries if entry.role == "parameter"]
         self._parameters = [(tensor, state_of(tensor)) for tensor in parameters]
         #: State of parameters that stands for the parts of all processes.

@@ -35,8 +35,9 @@ class StateLayout:
         self.places: list[tuple[Piece, list[Place]]] = []
         self.nbytes = 0
         optimizer = request.optimizer
-        for piece in [] if optimizer is None else [piece for bucket in buckets for piece in bucket.pieces(rank)]:
-            assert optimizer is not None
+        if optimizer is None:
+            return
+        for piece in (piece for bucket in buckets for piece in bucket.pieces(rank)):
             owner, places = piece.entry.tensor, list[Place]()
             for shape in optimizer.rule(request.groups.get(owner, ())).layout(piece.shape).values():
                 places.append(Place(self.nbytes, shape, FLOAT32))

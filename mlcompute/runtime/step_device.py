@@ -14,6 +14,7 @@ from mlcompute.devices.device import Buffer, Engine, Executable
 from mlcompute.devices.device_exchange import SumTree
 from mlcompute.devices.foreign_array import DeviceArray
 from mlcompute.group.slices import Node, joins, split_at
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Array, Value
 from mlcompute.runtime.buckets import Bucket, Entry
 from mlcompute.runtime.compiled_graph import CompiledGraph
@@ -245,10 +246,9 @@ class StepDevice:
             elif target.nbytes:
                 self._exchange.add(self.rank, target, _tree(leaves, step.root), bucket.dtype)
 
-    @property
-    def updating(self) -> Executable | None:
-        """The program of the update; None where this process owns no parameter."""
-        return self._update
+    updating = ReadOnly[Executable | None](
+        "The program of the update; None where this process owns no parameter.", "_update"
+    )
 
     def bind_update(self) -> None:
         """Let the update work on the newest parameters and states."""

@@ -139,14 +139,9 @@ def _describe_tensor(tensor: Tensor) -> dict[str, JSON]:
         entry["varies"] = list(tensor.varies)
     if not has_default_label(tensor):
         entry["label"] = tensor.label
-    if has_value(tensor):
+    if tensor.keeps_data:
         entry["has_data"] = True
     return entry
-
-
-def has_value(tensor: Tensor) -> bool:
-    """Does the tensor keep numbers of its own, rather than being fed or computed?"""
-    return tensor.keeps_data
 
 
 def _describe_declarations(session: Session, names: Mapping[Tensor, str]) -> dict[str, JSON]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
@@ -85,14 +86,12 @@ def save(
                 fix="save between runs, or from the thread that runs the graph",
             )
 
-    session = session_of(graph)
-    group = session.group if session is not None else None
-    if group is None:
-        _write(os.fsdecode(path), kept, texts, unchanged)
+    session, target = session_of(graph), os.fsdecode(path)
+    write = functools.partial(_write, target, kept, texts, unchanged)
+    if session is None or session.group is None:
+        write()
     else:
-        assert session is not None
-        target = os.fsdecode(path)
-        _write_once(group, lambda: _write(target, kept, texts, unchanged), target, session.goes_on_without_others)
+        _write_once(session.group, write, target, session.goes_on_without_others)
 
 
 def _write_once(group: Group, write: Callable[[], None], path: str, goes_on: Callable[[], bool]) -> None:

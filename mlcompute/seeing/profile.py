@@ -11,7 +11,6 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlcompute.devices import engine_of, queue_of
 from mlcompute.devices.device import Profile
 from mlcompute.devices.interrupts import held
 from mlcompute.errors import DataError
@@ -182,34 +181,33 @@ def profile(
     data = named_data(session, "profile", *given)
     program, phases = _what_to_run(session, batch, data)
     memory = bindings_of_copies(who, session, program, phases, data)
-    device = graph.device
-    assert device is not None
+    engine = session.current.engine
     whole: list[float] = []
     recordings: list[_Recording] = []
     listings: list[Program] = []
 
     def work(_job: Job) -> None:
         # In memory of its own: what the last run left can still be read.
-        executable = engine_of(device).build(program, engine_of(device).allocate(program.plan.nbytes))
+        executable = engine.build(program, engine.allocate(program.plan.nbytes))
         listings.append(program.with_kernels(executable.kernels, executable.notes))
-        executable.run_once(engine_of(device), phases, memory)  # the first run fills caches and starts threads
+        executable.run_once(engine, phases, memory)  # the first run fills caches and starts threads
         for _ in range(steps):
             start = time.perf_counter()
-            executable.run_once(engine_of(device), phases, {})
+            executable.run_once(engine, phases, {})
             whole.append(time.perf_counter() - start)
         for _ in range(steps):
             recordings.append(_Recording())
-            executable.run_once(engine_of(device), phases, {}, recordings[-1])
+            executable.run_once(engine, phases, {}, recordings[-1])
 
     # Through the queue: nothing else runs on the device meanwhile.
-    job = Job(queue_of(device), work)
+    job = Job(session.queue, work)
     with held:
-        queue_of(device).submit(job, True)
+        session.queue.submit(job, True)
     job.wait()
     runs, rows = _evaluate(graph, listings[0], recordings)
     return GraphProfile(
         session.definition.who,
-        f"{device.actual_device_type.name} ('{engine_of(device).name}')",
+        f"{engine.device_type.name} ('{engine.name}')",
         program.name,
         program.batch_size,
         tuple(rows),

@@ -80,16 +80,8 @@ def _memory(profile: GraphProfile, run: tuple[Event, ...], started: float) -> li
     for event in run:
         live = profile.live[event.step]
         if live != before:
-            counters.append(
-                {
-                    "name": "memory in use",
-                    "ph": "C",
-                    "pid": _PROCESS,
-                    "tid": _RUNS,
-                    "ts": _microseconds(event.start - started),
-                    "args": {"bytes": live},
-                }
-            )
+            time = _microseconds(event.start - started)
+            counters.append(_event("memory in use", "C", _RUNS, {"bytes": live}, ts=time))
             before = live
     return counters
 
@@ -97,16 +89,8 @@ def _memory(profile: GraphProfile, run: tuple[Event, ...], started: float) -> li
 def _complete(
     name: str, category: str, track: int, start: float, seconds: float, args: dict[str, Any]
 ) -> dict[str, Any]:
-    return {
-        "name": name,
-        "cat": category,
-        "ph": "X",
-        "pid": _PROCESS,
-        "tid": track,
-        "ts": _microseconds(start),
-        "dur": _microseconds(seconds),
-        "args": args,
-    }
+    times = {"ts": _microseconds(start), "dur": _microseconds(seconds)}
+    return _event(name, "X", track, args, cat=category, **times)
 
 
 def _named(kind: str, track: int, name: str) -> dict[str, Any]:
@@ -114,7 +98,11 @@ def _named(kind: str, track: int, name: str) -> dict[str, Any]:
 
 
 def _metadata(kind: str, track: int, args: dict[str, Any]) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": _PROCESS, "tid": track, "ts": 0, "args": args}
+    return _event(kind, "M", track, args, ts=0)
+
+
+def _event(name: str, kind: str, track: int, args: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"name": name, "ph": kind, "pid": _PROCESS, "tid": track, "args": args, **more}
 
 
 def _microseconds(seconds: float) -> float:

@@ -7,7 +7,7 @@ data.py        arrays and streams of batches       columns.py     one array for 
 shuffling.py   the order of an epoch               prefetch.py    preparing batches on another thread
 steps.py       running steps, a few queued         history.py     what happened
 metrics.py  schedules.py  callbacks/
-checkpoint.py  snapshot.py  signals.py             progress.py    what is shown
+snapshot.py    signals.py                          progress.py    what is shown
 nan_warning.py a loss that is no number any more   last_batch.py  short batches, filled up or left out
 predictor.py   `graph.predict(x)`, without a loss  several_losses.py  a loss for every output
 label_tensors.py  integer or dense labels          sample_weights.py  which losses take weights of samples

@@ -8,6 +8,7 @@ import numpy as np
 
 from mlcompute.errors import DataError
 from mlcompute.layers.arguments import real
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.trainer.columns import Column
 from mlcompute.trainer.data import Batch, Data, Epoch, order_of
 from mlcompute.trainer.metrics import Array
@@ -70,10 +71,7 @@ class Arrays(Data):
     def in_memory(self) -> dict[str, Array]:
         return {one.name: one.array for columns in self._columns for one in columns}
 
-    @property
-    def labels(self) -> list[Column]:
-        """The labels of all samples."""
-        return self._columns[1]
+    labels = ReadOnly[list[Column]]("The labels of all samples.", "_columns", 1)
 
     def first(self, rows: int) -> Batch:
         """The first samples."""

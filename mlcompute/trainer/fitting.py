@@ -36,13 +36,12 @@ from mlcompute.trainer.plan import Plan
 from mlcompute.trainer.prefetch import StoppedError
 from mlcompute.trainer.progress import Display
 from mlcompute.trainer.rates import Rates, rate_logs, rates_of, set_rates
-from mlcompute.trainer.resume import check_settings, go_on, restore_graph, settings_of, state_of_run
-from mlcompute.trainer.same_data import describe_batch, describe_run
+from mlcompute.trainer.resume import check_settings, go_on, settings_of, state_of_run
 from mlcompute.trainer.schedules import Length
 from mlcompute.trainer.signals import Interrupted, Signals, Terminated
 from mlcompute.trainer.snapshot import Snapshot
 from mlcompute.trainer.steps import Outcome, Steps, repeated_step
-from mlcompute.trainer.together import Together
+from mlcompute.trainer.together import Together, describe_batch, describe_run
 
 if TYPE_CHECKING:
     from mlcompute.trainer.trainer import Trainer
@@ -117,13 +116,15 @@ class Fitting:
             set_rates(self.trainer.optimizer, self.first_rates)
 
     def _run(self, resume: str | None) -> History:
+        from mlcompute.saving import restore
+
         trainer, plan = self.trainer, self.plan
         with self.signals:
             if resume is not None:
                 check_settings(self, resume)  # before the callbacks forget the last run
             self.together.compare(self._described)
             # The graph first: what does not fit is refused before a callback has begun a log or a record.
-            notes = [] if resume is None else restore_graph(self, resume)
+            notes = [] if resume is None else restore(trainer.training, resume, exact=True).notes
             for callback in plan.callbacks:
                 callback.trainer = trainer
             for callback in self.together.called:

@@ -17,7 +17,7 @@ from mlcompute.layers.layer import Layer
 from mlcompute.layers.loss import LossDescriptor, LossLayer
 from mlcompute.layers.objective import is_loss
 from mlcompute.optimizers import Optimizer, OptimizerDescriptor
-from mlcompute.optimizers.usual_rates import usual_rate
+from mlcompute.optimizers.descriptor import usual_rate
 from mlcompute.runtime.definition import definition_of
 from mlcompute.runtime.tensor_state import is_fed
 from mlcompute.tensor import Tensor

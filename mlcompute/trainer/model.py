@@ -240,16 +240,13 @@ class Model(Predictor):
     def inference(self) -> InferenceGraph:
         """Dropout off, running statistics used; weights shared. Made when it is first needed."""
         if self._inference is None:
-            self._inference = self._made_inference()
+            graph = InferenceGraph([self.training])
+            graph.add_inputs(self.feed.inputs, self.feed.labels, self.feed.weights)
+            graph.add_outputs({name: output.prediction for name, output in self.outputs.items()})
+            definition_of(graph).declared.predictions = dict(definition_of(self.training).declared.predictions)
+            graph.compile(device=self.device)
+            self._inference = graph
         return self._inference
-
-    def _made_inference(self) -> InferenceGraph:
-        graph = InferenceGraph([self.training])
-        graph.add_inputs(self.feed.inputs, self.feed.labels, self.feed.weights)
-        graph.add_outputs({name: output.prediction for name, output in self.outputs.items()})
-        definition_of(graph).declared.predictions = dict(definition_of(self.training).declared.predictions)
-        graph.compile(device=self.device)
-        return graph
 
     def answering(self, x: Any) -> Predictor:
         """What predicts from x: the model, or a graph of the outputs alone, where x lacks what only losses read."""

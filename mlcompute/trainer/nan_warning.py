@@ -7,13 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mlcompute.errors import warn
-from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.trainer.callbacks.callback import Callback
 from mlcompute.trainer.callbacks.nan import TerminateOnNaN, find_nan_in
 from mlcompute.trainer.metrics import Array
+from mlcompute.trainer.snapshot import are_finite
 from mlcompute.trainer.weight_names import weight_names
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ class NaNWarning:
         now = time.monotonic()
         if self._is_wanted and now - self._taken > _PAUSE:
             weights = self._trainer.copy_weights()
-            if _are_finite(weights):
+            if are_finite(weights):
                 self._finite, self._taken = weights, now
 
     def look(self, outcome: Outcome, step: int) -> None:
@@ -71,7 +69,7 @@ class NaNWarning:
         advice = "a lower learning rate or gradient clipping (OptimizerDescriptor) may help"
         try:
             for weights in (self._finite, now):
-                if weights and _are_finite(weights):
+                if weights and are_finite(weights):
                     trainer.set_weights(weights)
                     finding = find_nan_in(trainer.training, outcome.batches)
                     if finding is not None and finding.origin in ("step", "input"):
@@ -82,13 +80,9 @@ class NaNWarning:
 
     def _bad_weights(self) -> str:
         names, weights = weight_names(self._trainer.training), self._trainer.copy_weights()
-        bad = [name for name, array in zip(names, weights, strict=True) if not _are_finite([array])]
+        bad = [name for name, array in zip(names, weights, strict=True) if not are_finite([array])]
         return f"{len(bad)} of {len(names)} weights hold NaN or infinity, the first is '{bad[0]}'" if bad else ""
 
     def _warn(self, text: str) -> None:
         self._is_wanted = False
         warn(text)
-
-
-def _are_finite(arrays: list[Array]) -> bool:
-    return all(bool(np.isfinite(array).all()) for array in arrays if is_floating(array.dtype))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlcompute.errors import DataError
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.seeing.notebook import is_notebook
 
 #: Seconds between two updates of the moving line.
@@ -94,10 +95,7 @@ class Bar(Lines):
         )
         self._shown = 0.0
 
-    @property
-    def can_move(self) -> bool:
-        """Does the output show moving lines: a terminal, and not a file?"""
-        return self._console.is_terminal
+    can_move = ReadOnly[bool]("Does the output show moving lines: a terminal, and not a file?", "_console.is_terminal")
 
     def _width(self) -> int:
         return self._console.width

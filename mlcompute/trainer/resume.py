@@ -1,22 +1,17 @@
-"""Where a run is, as plain data and arrays beside the graph's own; and how another run goes on from there."""
+"""A run as plain data and arrays, which `Trainer.save` adds to a checkpoint; how another run goes on from there."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mlcompute.errors import DataError
-from mlcompute.trainer.checkpoint import (
-    ONE_RULE_FOR_NAMES,
-    VERSION,
-    callback_keys,
-    check_callbacks,
-    expect_same_settings,
-    packed,
-    restore_callbacks,
-    unpacked,
-)
+from mlcompute.trainer.callbacks.callback import Callback
 from mlcompute.trainer.history import History, rename_layers
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.rates import set_rates
@@ -25,6 +20,70 @@ from mlcompute.training import TrainingGraph
 
 if TYPE_CHECKING:
     from mlcompute.trainer.fitting import Fitting
+
+#: Raised when what is written changes its meaning.
+VERSION = 3
+#: Files of earlier versions name layers by their labels as they are: `Loss`, `Loss 2`.
+ONE_RULE_FOR_NAMES = 3
+_ARRAY = "array of the file"
+
+
+def packed(value: Any, arrays: dict[str, Array], name: str) -> Any:
+    """Plain data, with every array moved to `arrays` and its name left in its place."""
+    if isinstance(value, np.ndarray):
+        while name in arrays:  # {"a": {"b": ...}} and {"a/b": ...}
+            name += "'"
+        arrays[name] = value
+        return {_ARRAY: name}
+    if isinstance(value, Mapping):
+        return {key: packed(entry, arrays, f"{name}/{key}") for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [packed(entry, arrays, f"{name}/{index}") for index, entry in enumerate(value)]
+    return value
+
+
+def unpacked(value: Any, arrays: Mapping[str, Array]) -> Any:
+    """What `packed` was given."""
+    if isinstance(value, Mapping):
+        if value.keys() == {_ARRAY}:
+            return arrays[value[_ARRAY]]
+        return {key: unpacked(entry, arrays) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [unpacked(entry, arrays) for entry in value]
+    return value
+
+
+def callback_keys(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """A name for every callback that another run finds again: its class, and a number where there are several."""
+    seen: Counter[str] = Counter()
+    named: dict[str, Callback] = {}
+    for callback in callbacks:
+        kind = type(callback).__name__
+        seen[kind] += 1
+        named[kind if seen[kind] == 1 else f"{kind} {seen[kind]}"] = callback
+    return named
+
+
+def _check_callbacks(callbacks: Sequence[Callback], states: Mapping[str, Any], path: str) -> None:
+    """Refuse when a callback that has state in the file is not there."""
+    named = callback_keys(callbacks)
+    missing = [key for key, state in states.items() if state and key not in named]
+    if missing:
+        raise DataError(
+            f"Trainer.fit: {path} was saved with the callback {missing[0]}, which is not given now",
+            given=", ".join(named) or "none",
+            fix="resume with the same callbacks, in the same order",
+        )
+
+
+def _expect_same_settings(saved: Mapping[str, Any], now: Mapping[str, Any], path: str) -> None:
+    """Refuse to go on with other data or another way through it: the numbers would silently be others."""
+    for name, value in {**dict.fromkeys(saved), **now}.items():
+        if saved.get(name) != value:
+            raise DataError(
+                f"Trainer.fit: {path} was saved with {name} {saved.get(name)!r}, now it is {value!r}",
+                fix="resume with the same data and settings, or start from the weights alone with mlcompute.restore",
+            )
 
 
 def settings_of(run: Fitting) -> dict[str, Any]:
@@ -97,9 +156,9 @@ def check_settings(run: Fitting, path: str) -> None:
             raise DataError(f"Trainer.fit: {path} was saved by a later version of mlcompute")
         if run.plan.chose_seed and saved["settings"].get("shuffle_seed") is not None:
             run.plan = replace(run.plan, seed=int(saved["settings"]["shuffle_seed"]))
-        expect_same_settings(saved["settings"], settings_of(run), path)
+        _expect_same_settings(saved["settings"], settings_of(run), path)
         _expect_same_preparation(progress.get("data"), run.plan.data.preprocessing, path)
-        check_callbacks(run.plan.callbacks, saved["callbacks"], path)
+        _check_callbacks(run.plan.callbacks, saved["callbacks"], path)
 
 
 def _expect_same_preparation(saved: Any, now: Any, path: str) -> None:
@@ -135,15 +194,11 @@ def _json(state: Any) -> Any:
     return json.loads(json.dumps(state))  # tuples are lists in a file
 
 
-def restore_graph(run: Fitting, path: str) -> list[str]:
-    """Put the graph where the run in the file was, or refuse the file with nothing changed; what to tell about it."""
-    from mlcompute.saving import restore
+def go_on(run: Fitting, path: str, notes: Sequence[str]) -> None:
+    """Put a run and its callbacks where the run in the file was; the graph is there already.
 
-    return list(restore(run.trainer.training, path, exact=True).notes)
-
-
-def go_on(run: Fitting, path: str, notes: list[str]) -> None:
-    """Put a run and its callbacks where the run in the file was; the graph is there already."""
+    notes  what restoring the graph had to tell
+    """
     from mlcompute.saving import Checkpoint
 
     with Checkpoint(path) as checkpoint:
@@ -155,7 +210,10 @@ def go_on(run: Fitting, path: str, notes: list[str]) -> None:
         run.display.note(f"{path}: {note}; the numbers may differ from a run that never stopped")
     if saved.get("weights") == "evaluated":
         trainer.set_weights([arrays[name] for name in _trained_names(trainer.training, has_old_names)])
-    restore_callbacks(run.plan.callbacks, unpacked(saved["callbacks"], arrays))
+    states = unpacked(saved["callbacks"], arrays)
+    for key, callback in callback_keys(run.plan.callbacks).items():
+        if states.get(key):
+            callback.restore(states[key])
     run.epoch, run.batch, run.step = saved["epoch"], saved["batch"], saved["step"]
     if "learning_rates" in saved:
         none = [None] * len(trainer.optimizer.groups)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from mlcompute.ops.bfloat16 import is_floating
 from mlcompute.runtime.session import session_of
 from mlcompute.runtime.storage import Storage
 from mlcompute.runtime.tensor_state import storage_of
+from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.model import Model
 from mlcompute.trainer.weight_names import kept_tensors
 
@@ -44,8 +46,12 @@ class Snapshot:
 def is_finite(model: Model) -> bool:
     """Is there no NaN and no infinity in what a snapshot would hold?"""
     model.training.wait()
-    arrays = (storage.array() for storage in _storages(model) if is_floating(storage.dtype))
-    return all(bool(np.isfinite(array).all()) for array in arrays)
+    return are_finite(storage.array() for storage in _storages(model))
+
+
+def are_finite(arrays: Iterable[Array]) -> bool:
+    """Is there no NaN and no infinity in arrays?"""
+    return all(bool(np.isfinite(array).all()) for array in arrays if is_floating(array.dtype))
 
 
 def _storages(model: Model) -> list[Storage]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mlcompute.errors import ProcessError, warn
 from mlcompute.group.agreement import Rows, difference, packed
 from mlcompute.group.exchange import Kind
 from mlcompute.runtime.session import session_of
 from mlcompute.trainer.callbacks.callback import Callback
+from mlcompute.trainer.data import Batch, Data
+from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.signals import Signals
 
 if TYPE_CHECKING:
@@ -110,3 +115,35 @@ class Together:
             if not error.is_lost or not session_of(self._trainer.training).goes_on_without_others():
                 raise
             return []
+
+
+#: About how many bytes of an array are looked at: samples from the first to the last, at equal distances.
+_BYTES = 1 << 20
+
+
+def describe_run(settings: Mapping[str, Any], data: Data, validation: Data | None) -> Rows:
+    """The arguments of a run, and the samples that are in memory.
+
+    Every process takes its own part of every batch. Would their data differ, nothing would fail, and nobody could say
+    what was trained on.
+    """
+    rows = [(name, repr(value)) for name, value in settings.items()]
+    for kind, one in (("", data), ("validation ", validation)):
+        if one is not None:
+            rows.append((f"{kind}data", type(one).__name__))
+            rows += [(f"{kind}'{name}'", describe(array)) for name, array in one.in_memory().items()]
+    return rows
+
+
+def describe_batch(batch: Batch) -> Rows:
+    """All that a batch holds."""
+    return [(f"'{name}'", describe(array)) for part in batch[:3] for name, array in part.items()]
+
+
+def describe(array: Array) -> str:
+    """Type, shape, and a checksum over some samples of an array; over all where it is small."""
+    text, wanted = f"{array.dtype} {array.shape}", max(2, _BYTES * len(array) // max(array.nbytes, 1))
+    if wanted < len(array):
+        array = array[np.linspace(0, len(array) - 1, wanted).astype(np.int64)]
+    checksum = hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=6).hexdigest()
+    return f"{text} with checksum {checksum}"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mlcompute as mlc
-from mlcompute.trainer.same_data import describe
+from mlcompute.trainer.together import describe
 from tests.group.threads import building, run_group
 
 RNG = np.random.default_rng(5)

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 import mlcompute as mlc
 from mlcompute.devices.reference import Reference
-from mlcompute.onnx.backend import run_model
+from tests.onnx.backend import run_model
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 CHUNKS = 16

@@ -12,8 +12,8 @@ from onnx import helper, numpy_helper
 
 import mlcompute as mlc
 from mlcompute.devices.reference import Reference
-from mlcompute.onnx.backend import run_model
 from mlcompute.ops.op import Array
+from tests.onnx.backend import run_model
 
 onnxruntime.set_default_logger_severity(4)
 

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import mlcompute as mlc
-from mlcompute.onnx.backend import run_model
 from mlcompute.onnx.rows import ROWS, load_rows
+from tests.onnx.backend import run_model
 from tests.onnx.mutants import small_network
 
 

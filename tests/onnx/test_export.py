@@ -19,9 +19,9 @@ from onnx.reference import ReferenceEvaluator
 import mlcompute as mlc
 import tests.cases
 from mlcompute.devices.reference import Reference
-from mlcompute.onnx.backend import run_graph, run_model
 from mlcompute.ops.op import Array
 from tests.cases.case import Case
+from tests.onnx.backend import run_graph, run_model
 from tests.onnx.networks import LIGHT, MODELS, expected
 from tests.onnx.suite import BY_NAME, all_cases, difference
 from tests.onnx.test_gradients import inputs_of

@@ -55,6 +55,7 @@ def test_damaged_files(first: int) -> None:
 
 @needs_peak
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:onnx.load. no weight of this model can be trained")
 @pytest.mark.parametrize("thousand", range(10))
 def test_ten_thousand_damaged_files(thousand: int) -> None:
     seeds = range(1000 * thousand, 1000 * (thousand + 1))

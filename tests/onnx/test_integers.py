@@ -11,8 +11,8 @@ from onnx.reference import ReferenceEvaluator
 
 import mlcompute as mlc
 from mlcompute.devices.cpu.device import Cpu
-from mlcompute.onnx.backend import run_model
 from tests.devices.native import only_native
+from tests.onnx.backend import run_model
 
 rng = np.random.default_rng(5)
 GEMM = [rng.integers(-9, 9, shape) for shape in ((3, 5), (5, 4), (3, 4))]

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import mlcompute as mlc
 from mlcompute.onnx import storing
-from mlcompute.onnx.backend import run_graph
+from tests.onnx.backend import run_graph
 
 #: The program of a child process: it writes a model of 64 MB of weights and prints what that adds to its memory.
 PROGRAM = """

@@ -16,8 +16,8 @@ import torch
 from onnx import TensorProto, helper
 
 import mlcompute as mlc
-from mlcompute.onnx.backend import run_model
 from mlcompute.onnx.imported import ImportedGraph
+from tests.onnx.backend import run_model
 from tests.onnx.exported import NETWORKS, export
 from tests.onnx.test_weights import device, model_of, normal, trained
 

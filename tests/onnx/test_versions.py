@@ -15,9 +15,9 @@ import pytest
 from onnx import version_converter
 
 import mlcompute as mlc
-from mlcompute.onnx.backend import run_model
 from mlcompute.onnx.rows import ROWS, load_rows
 from mlcompute.ops.op import Array
+from tests.onnx.backend import run_model
 from tests.onnx.suite import Case, difference, reference_device
 from tests.onnx.versions import NEWEST, WERE_ATTRIBUTES, examples_in, versions_of
 

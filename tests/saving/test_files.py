@@ -13,7 +13,7 @@ import pytest
 import mlcompute as mlc
 from mlcompute.saving import names_of
 from mlcompute.saving.description import describe
-from mlcompute.trainer.checkpoint import packed, unpacked
+from mlcompute.trainer.resume import packed, unpacked
 from tests.nets import (
     ALL_GRADIENTS,
     LINK,

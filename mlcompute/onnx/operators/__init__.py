@@ -1,7 +1,6 @@
 """The rows of the operator table, a file per family. Importing this package fills the table."""
 
 from mlcompute.onnx.operators import (
-    bits,
     by_design,
     elementwise,
     indexing,
@@ -19,6 +18,6 @@ from mlcompute.onnx.operators import (
 )
 
 __all__ = [
-    "bits", "by_design", "elementwise", "indexing", "losses", "matmul_and_convolution", "normalization", "pooling",
+    "by_design", "elementwise", "indexing", "losses", "matmul_and_convolution", "normalization", "pooling",
     "quantized", "recurrent", "reductions", "sampling", "shapes", "signals", "training",
 ]  # fmt: skip

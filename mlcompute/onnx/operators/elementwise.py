@@ -1,4 +1,7 @@
-"""Elementwise operators: arithmetic, activations, comparison, logic, casts."""
+"""Elementwise operators: arithmetic, activations, comparison, logic, casts; on bits, of constants only.
+
+Devices have no bitwise arithmetic.
+"""
 
 # ruff: noqa: D103  (a row is the ONNX operator it names: the standard is its docstring)
 
@@ -250,3 +253,29 @@ def cast(call: Call) -> Value | Array:
 def cast_like(call: Call) -> Value | Array:
     known = call.known(1)
     return cast_to(call, call[0], call[1].dtype if known is None else known.dtype)
+
+
+def _of_constants(name: str, function: Callable[..., Array], count: int) -> None:
+    def describe(call: Call) -> Array:
+        return np.asarray(function(*(call.array(k) for k in range(count))))
+
+    operator(name, trains=False, needs=range(count), note="of constants only")(describe)
+
+
+_of_constants("BitwiseAnd", np.bitwise_and, 2)
+_of_constants("BitwiseOr", np.bitwise_or, 2)
+_of_constants("BitwiseXor", np.bitwise_xor, 2)
+_of_constants("BitwiseNot", np.invert, 1)
+
+
+@operator("BitShift", trains=False, needs=(0, 1), note="of constants only")
+def bit_shift(call: Call) -> Array:
+    shift = np.left_shift if call.attribute("direction") == "LEFT" else np.right_shift
+    return np.asarray(shift(call.array(0), call.array(1)))
+
+
+@operator("BitCast", trains=False, needs=(0,), note="of constants only")
+def bit_cast(call: Call) -> Array:
+    x = call.array(0)
+    found: Array = np.ascontiguousarray(x).view(numpy_type(call.attribute("to"))).reshape(x.shape)
+    return found

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from functools import reduce
+from operator import add
 
 import numpy as np
 
@@ -223,8 +224,8 @@ def convolved(x: Value, w: Value, strides: Ints, dilations: Ints, begin: Ints, e
     count = (x.shape[2] - dilations[0] * (depth - 1) - 1) // strides[0] + 1
     if count < 1:
         raise ShapeError(f"Conv: a kernel {w.shape} does not fit into {x.shape}")
-    total: Value | None = None
-    for k in range(depth):
+
+    def by_plane(k: int) -> Value:
         starts, ends, steps = [0] * x.rank, list(x.shape), [1] * x.rank
         starts[2], steps[2] = k * dilations[0], strides[0]
         ends[2] = starts[2] + (count - 1) * strides[0] + 1
@@ -235,9 +236,9 @@ def convolved(x: Value, w: Value, strides: Ints, dilations: Ints, begin: Ints, e
         flat = convolved(
             ops.reshape(moved, (n * d, c, *image)), kernel, strides[1:], dilations[1:], begin[1:], end[1:], groups
         )
-        y = ops.reshape(flat, (n, d, *flat.shape[1:]))
-        total = y if total is None else total + y
-    assert total is not None
+        return ops.reshape(flat, (n, d, *flat.shape[1:]))
+
+    total = reduce(add, map(by_plane, range(depth)))
     return ops.transpose(total, (0, 2, 1, *range(3, total.rank)))
 
 
@@ -279,16 +280,16 @@ def transposed_convolved(
     n, o, d, *windows = x.shape
     rows = ops.reshape(ops.transpose(x, (0, 2, 1, *range(3, x.rank))), (n * d, o, *windows))
     thick = shape[2] + begin[0] + end[0]
-    total: Value | None = None
-    for k in range(w.shape[2]):
+
+    def by_plane(k: int) -> Value:
         kernel = ops.reshape(ops.slice_axis(w, 2, k, k + 1), (*w.shape[:2], *w.shape[3:]))
         inner = (n * d, shape[1], *shape[3:])
         part = transposed_convolved(rows, kernel, inner, strides[1:], dilations[1:], begin[1:], end[1:], groups)
         part = ops.transpose(ops.reshape(part, (n, d, *inner[1:])), (0, 2, 1, *range(3, x.rank)))
         place = k * dilations[0]
-        part = _spread(part, 2, strides[0], place, thick)
-        total = part if total is None else total + part
-    assert total is not None
+        return _spread(part, 2, strides[0], place, thick)
+
+    total = reduce(add, map(by_plane, range(w.shape[2])))
     return ops.slice_axis(total, 2, begin[0], begin[0] + shape[2])
 
 

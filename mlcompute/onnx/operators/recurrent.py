@@ -71,9 +71,10 @@ class _Recurrence:
         self.steps, self.batch, self.inputs = self.x.shape
         self.hidden = call[2].shape[2]
         direction = call.attribute("direction", "forward")
-        self.reverses = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}.get(direction)
-        if self.reverses is None:
+        directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
+        if direction not in directions:
             raise ShapeError(f"{call.kind}: there is no direction {direction!r}")
+        self.reverses = directions[direction]
         if call[1].shape != (len(self.reverses), gates * self.hidden, self.inputs):
             raise ShapeError(f"{call.kind}: W is {call[1].shape}, R is {call[2].shape}, X is {x.shape}")
         if self.steps > 4096:
@@ -134,7 +135,6 @@ class _Recurrence:
 
     def run(self, direction: int, z: Value, states: list[Value], step: Step) -> Pass:
         """Step through time.   z (time, batch, gates)   ->   every hidden state (time, batch, hidden), last states"""
-        assert self.reverses is not None
         order = range(self.steps)
         found: dict[int, Value] = {}
         for t in reversed(order) if self.reverses[direction] else order:
@@ -154,7 +154,6 @@ class _Recurrence:
 
         one  computes a direction
         """
-        assert self.reverses is not None
         ys, states = zip(*(one(direction) for direction in range(len(self.reverses))), strict=True)
         y = ops.concatenate([ops.reshape(v, (self.steps, 1, self.batch, self.hidden)) for v in ys], 1)
         last = [
@@ -244,7 +243,6 @@ def gru(call: Call) -> tuple[Value, ...]:
 
 def _by_op(r: _Recurrence, direction: int, cell: str, w: Value, back: Value, bias: Value | None) -> Pass:
     """By the op `rnn`, which has the batch first."""
-    assert r.reverses is not None
     gates = 4 if cell == "gru" else 1
     bias = ops.full(r.x, (gates * r.hidden,), 0.0) if bias is None else bias
     x = ops.transpose(r.x, (1, 0, 2))
@@ -285,7 +283,6 @@ def _is_plain(r: _Recurrence, call: Call) -> bool:
 
 def _plain_lstm(r: _Recurrence, direction: int) -> Pass:
     """By the op of this name, whose gates come in the order i, f, c, o."""
-    assert r.reverses is not None
 
     def reordered(value: Value) -> Value:
         i, o, f, c = r.blocks(value, 0, 4)

@@ -10,11 +10,38 @@ from typing import Any
 import numpy as np
 
 from mlcompute.errors import DataError
+from mlcompute.layers.read_only import ReadOnly
 from mlcompute.trainer.metrics.averaging import Average, averaged, checked_average, logged
 from mlcompute.trainer.metrics.metric import Array, ClassMetric
 
 
-class CountedMetric(ClassMetric):
+class _Counts(ClassMetric):
+    """A metric that adds up an array of counts."""
+
+    counts: Array
+
+    def update(self, prediction: Array, labels: Array) -> None:
+        counts = self._counted(prediction, labels)
+        self.counts = self.counts + counts if self.counts.size else counts
+
+    @abstractmethod
+    def _counted(self, prediction: Array, labels: Array) -> Array:
+        """The counts of a batch."""
+
+    def _classes(self, prediction: Array, labels: Array) -> tuple[Array, Array, int]:
+        """The class given and the right one, of every label that counts; and how many classes there are."""
+        scores, right, counted = self.class_labels(prediction, labels)
+        given, right = (part.ravel() if counted is None else part[counted] for part in (scores.argmax(1), right))
+        return given, right, scores.shape[1]
+
+    def state(self) -> dict[str, Any]:
+        return {"counts": self.counts}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.counts = np.array(state["counts"])
+
+
+class CountedMetric(_Counts):
     """A ratio of counts: t found rightly, p predicted, a there actually, of every class or yes-or-no output.
 
     name     in the logs; that of the class unless given
@@ -43,18 +70,14 @@ class CountedMetric(ClassMetric):
         """Numerator and denominator."""
 
     def reset(self) -> None:
-        self.counts: Array = np.zeros((3, 0), np.int64)
+        self.counts = np.zeros((3, 0), np.int64)
 
-    def update(self, prediction: Array, labels: Array) -> None:
+    def _counted(self, prediction: Array, labels: Array) -> Array:
         if self.is_yes_or_no(prediction):
             given, right = (_by_output(part) for part in self.decisions(prediction, labels))
-            counts = np.stack([part.sum(axis=1) for part in (given & right, given, right)])
-        else:
-            scores, right, counted = self.class_labels(prediction, labels)
-            given, classes = scores.argmax(1), scores.shape[1]
-            given, right = (part.ravel() if counted is None else part[counted] for part in (given, right))
-            counts = np.stack([np.bincount(part, minlength=classes) for part in (given[given == right], given, right)])
-        self.counts = self.counts + counts if self.counts.size else counts
+            return np.stack([part.sum(axis=1) for part in (given & right, given, right)])
+        given, right, classes = self._classes(prediction, labels)
+        return np.stack([np.bincount(part, minlength=classes) for part in (given[given == right], given, right)])
 
     def per_class(self) -> Array:
         t, p, a = self.counts
@@ -71,12 +94,6 @@ class CountedMetric(ClassMetric):
 
     def logs(self) -> dict[str, float]:
         return logged(self.name, self.average, self.result(), self.per_class())
-
-    def state(self) -> dict[str, Any]:
-        return {"counts": self.counts}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.counts = np.array(state["counts"])
 
 
 class Precision(CountedMetric):
@@ -111,7 +128,7 @@ class IoU(CountedMetric):
         return t, p + a - t
 
 
-class ConfusionMatrix(ClassMetric):
+class ConfusionMatrix(_Counts):
     """How often each class was predicted for each class: (classes, classes), right classes in rows.
 
     One yes-or-no output gives (2, 2): no and yes; several give (outputs, 2, 2). It is no number, so it is in no log:
@@ -129,36 +146,23 @@ class ConfusionMatrix(ClassMetric):
         super().__init__(name, class_axis, per_output, threshold, ignore_index)
 
     def reset(self) -> None:
-        self.counts: Array = np.zeros((0, 0), np.int64)
+        self.counts = np.zeros((0, 0), np.int64)
 
-    def update(self, prediction: Array, labels: Array) -> None:
+    def _counted(self, prediction: Array, labels: Array) -> Array:
         if self.is_yes_or_no(prediction):
             given, right = (_by_output(part) for part in self.decisions(prediction, labels))
             counts = np.stack([_table(r, g, 2) for r, g in zip(right, given, strict=True)])
-            counts = counts[0] if len(counts) == 1 else counts
-        else:
-            scores, right, counted = self.class_labels(prediction, labels)
-            given = scores.argmax(1)
-            given, right = (part.ravel() if counted is None else part[counted] for part in (given, right))
-            counts = _table(right, given, scores.shape[1])
-        self.counts = self.counts + counts if self.counts.size else counts
+            return counts[0] if len(counts) == 1 else counts
+        given, right, classes = self._classes(prediction, labels)
+        return _table(right, given, classes)
 
-    @property
-    def matrix(self) -> Array:
-        """The counts."""
-        return self.counts
+    matrix = ReadOnly[Array]("The counts.", "counts")
 
     def result(self) -> float:
         raise DataError(f"metric '{self.name}': a confusion matrix is no number", fix="read its matrix")
 
     def logs(self) -> dict[str, float]:
         return {}
-
-    def state(self) -> dict[str, Any]:
-        return {"counts": self.counts}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.counts = np.array(state["counts"])
 
 
 def _by_output(decisions: Array) -> Array:
