@@ -342,6 +342,24 @@ def test_a_plain_graph_binds_too_and_has_no_device() -> None:
     assert net.x.device is net.device
 
 
+def test_what_was_attached_to_an_input_last_counts() -> None:
+    """A tensor's own bind_and_write_data is meant for weights, but inputs have it, too."""
+    net = Regression(None)
+    x, t = normal(4, 3), normal(4, 2)
+    net.bind(x, t)
+    before = net.training.execute_forward().result.data
+    other = normal(4, 3, seed=7)
+    net.x.bind_and_write_data(mlc.TensorData(other), to=net.device)
+    expected = np.float32([net.torch().loss(other, t).item()])
+    assert_close(net.training.execute_forward().result.data, expected)
+    assert_close(net.training.execute({}, options=SKIP).result.data, expected)
+    np.testing.assert_array_equal(net.x.data, other)
+    assert net.step(x, t).result.data == before
+    assert net.training.execute({}, options=SKIP).result.data == before
+    net.bind(x, t)
+    assert net.training.execute_forward().result.data == before
+
+
 # Skipping the transfer of inputs -----------------------------------------------------------------------------------
 
 

@@ -141,7 +141,8 @@ class TensorState:
             self.storage = Storage(array, is_callers=True)
         else:
             self.storage.bind(array, is_callers=True)
-        self.unscaled = None
+        self.unscaled = self.bound_data = self.bound_on_gpu = None  # what a graph attached before is replaced
+        self.bound_at = next(moments)
         for resident in residents:
             resident.rebound(tensor)
 
