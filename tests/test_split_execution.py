@@ -200,6 +200,10 @@ def test_another_run_in_between_ends_the_sequence(mode: str) -> None:
     net.step(x, t, options=INFERENCE if mode == "inference" else mlc.ExecutionOptions.NONE)
     with pytest.raises(mlc.ExecutionError, match="no forward pass was run"):
         net.training.execute_gradient()
+    net.training.execute_forward(options=INFERENCE)
+    with pytest.raises(mlc.ExecutionError, match="no forward pass was run") as caught:
+        net.training.execute_gradient()
+    assert "call execute_forward before it, in training mode" in caught.value.fix
 
 
 def test_a_refused_run_in_between_does_not() -> None:
