@@ -29,7 +29,7 @@ from mlcompute.runtime.last_run import LastRun
 from mlcompute.runtime.make_request import input_without_batch
 from mlcompute.runtime.optimizer_state import OptimizerState
 from mlcompute.runtime.tensor_state import TensorState, reside, state_of
-from mlcompute.runtime.training_warnings import warn_about_untrained
+from mlcompute.runtime.training_warnings import warn_about_moved_loss, warn_about_untrained
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import read_array
 
@@ -140,6 +140,8 @@ def compile_session(session: Session, *, builds: bool = False) -> None:
     try:
         node_count = session.node_count
         request = session.request()
+        if learning is not None and not builds:
+            warn_about_moved_loss(learning, loss_before[1])
         compiled = CompiledGraph(request, engine_of(session.device), node_count)
         compiled.size_limit = session.size_limit
         compiled.unbatched = input_without_batch(session.definition, request)
