@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import threading
 import time
@@ -102,6 +103,8 @@ def test_the_time_step_counts_the_updates_that_are_queued() -> None:
     net.training.execute_gradient()
     net.training.execute_optimizer_update()
     assert net.training.optimizer.time_step == 5
+    net.step(normal(4, 3), normal(4, 2), completion_handler=slow)
+    assert copy.copy(net.training.optimizer).time_step == 6
 
 
 def test_a_seed_set_while_runs_are_queued_is_for_later_ones() -> None:
