@@ -144,9 +144,9 @@ class Recurrent(ParameterLists):
             )
         elif min(x.sequence_lengths or (steps,)) < steps:
             warn(
-                f"{self.who}: the source is declared to hold sequences of different lengths, but a recurrent layer reads "
-                f"lengths from its last source and has none: all {steps} steps of every sequence are computed. Add "
-                f"mlc.Tensor(shape=({batch},), data_type=mlc.DataType.INT32) to the sources and feed it, or give it data."
+                f"{self.who}: the source is declared to hold sequences of different lengths, but recurrent layers read "
+                f"lengths from a last source, and there is none: all {steps} steps of every sequence are computed. Add "
+                f"mlc.Tensor(shape=({batch},), data_type=mlc.DataType.INT32) to the sources; feed it, or give it data."
             )
         y = (batch, steps if d.returns_sequences else 1, d.direction_count * d.hidden_size)
         shapes = [y, *([states] * len(self.state_names) if self.returns_states else [])]

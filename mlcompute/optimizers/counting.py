@@ -32,7 +32,10 @@ class CountingOptimizer(Optimizer):
 
     @property
     def time_step(self) -> int:
-        """Number of the next update, 1 for the first; grows by one per update of all parameters. Waits for queued ones."""
+        """Number of the next update, 1 for the first; grows by one per update of all parameters.
+
+        It waits for queued updates.
+        """
         self._memory.wait_for_updates()
         return self._time_step
 

@@ -146,8 +146,8 @@ def warn_about_moved_loss(learning: Learning, placed_on: Sequence[Tensor]) -> No
         _warn(
             learning,
             f"TrainingGraph: layers were added after compile, and {loss} is computed from the last of them now, "
-            f"{now.layer.who}, and no longer from {before.layer.who}. Add layers for predictions to the InferenceGraph: "
-            "inference.node(...). If it is meant, call compile again.",
+            f"{now.layer.who}, and no longer from {before.layer.who}. Add layers for predictions to the "
+            "InferenceGraph: inference.node(...). If it is meant, call compile again.",
         )
 
 
