@@ -186,6 +186,8 @@ def _adopt(session: Session, compiled: CompiledGraph) -> None:
         if state.resident_references and state.storage is not None:
             _look_for_other_devices(state, compiled)
     reside(tensors, session, session.device)
+    for tensor in request.inputs:
+        state_of(tensor).device = session.device
     session.adopt_gradient_tensors()
 
 
