@@ -339,6 +339,31 @@ def test_binding_says_what_does_not_fit() -> None:
     assert net.x.data.shape == (4, 3)
 
 
+def test_binding_what_the_graph_computes_is_refused() -> None:
+    """No run would read it: the gradient pass would go on with gradients of its own."""
+    net = Regression(sgd())
+    net.bind(normal(4, 3), normal(4, 2))
+    loss = net.training.execute_forward().result.of
+    bind = net.training.bind_and_write_data
+    for tensor in (net.y, loss):
+        gradient = net.training.gradient_tensor(tensor)
+        with pytest.raises(mlc.DataError, match=r"'dy' is a gradient that the graph computes itself") as caught:
+            bind({"dy": np.ones(gradient.shape, np.float32)}, for_inputs={"dy": gradient}, to=net.device)
+        assert "allocate_user_gradient" in caught.value.fix
+    with pytest.raises(mlc.DataError, match=r"'y' is the result of FullyConnected"):
+        bind({"y": normal(4, 2)}, for_inputs={"y": net.y}, to=net.device)
+    # Where no loss begins the gradient pass, the gradient of the last result does.
+    training = mlc.TrainingGraph([net.graph])
+    training.add_inputs({"x": net.x})
+    training.compile(device=net.device)
+    training.bind_and_write_data({"x": normal(4, 3)}, for_inputs={"x": net.x}, to=net.device)
+    training.execute_forward()
+    dy = training.gradient_tensor(net.y)
+    assert training.bind_and_write_data({"dy": normal(4, 2)}, for_inputs={"dy": dy}, to=net.device)
+    training.execute_gradient()
+    assert_close(training.gradient_data(net.second.biases, net.second).ravel(), normal(4, 2).sum(axis=0))
+
+
 def test_a_plain_graph_binds_too_and_has_no_device() -> None:
     net = Regression(sgd())
     assert net.graph.bind_and_write_data({"x": normal(4, 3)}, for_inputs={"x": net.x}, to=net.device)
