@@ -345,8 +345,8 @@ def test_binding_what_the_graph_computes_is_refused() -> None:
     net.bind(normal(4, 3), normal(4, 2))
     loss = net.training.execute_forward().result.of
     bind = net.training.bind_and_write_data
-    for tensor in (net.y, loss):
-        gradient = net.training.gradient_tensor(tensor)
+    for result in (net.y, loss):
+        gradient = net.training.gradient_tensor(result)
         with pytest.raises(mlc.DataError, match=r"'dy' is a gradient that the graph computes itself") as caught:
             bind({"dy": np.ones(gradient.shape, np.float32)}, for_inputs={"dy": gradient}, to=net.device)
         assert "allocate_user_gradient" in caught.value.fix
