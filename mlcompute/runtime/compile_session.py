@@ -77,7 +77,7 @@ def compile_graph(
         if name in input_tensors_data
     }
     session.wait()
-    _expect_memory_of_their_own(session)
+    expect_memory_of_their_own(session)
     session.sends_early = group is not None and group.exchange.sends_early and _shares_memory(device)
     before = (session.device, session.options, session.constants, session.group)
     session.device, session.options, session.constants, session.group = device, options, constants, group
@@ -92,7 +92,7 @@ def compile_graph(
         layer_state(node.layer).device_type = device.actual_device_type
 
 
-def _expect_memory_of_their_own(session: Session) -> None:
+def expect_memory_of_their_own(session: Session) -> None:
     """Refuse two parameters over one piece of the caller's memory: each update would write the other's values."""
     found = []
     for tensor in session.definition.updated_tensors():
@@ -105,7 +105,7 @@ def _expect_memory_of_their_own(session: Session) -> None:
     for (_, end, label), (begin, _, other) in itertools.pairwise(found):
         if begin < end:
             raise DataError(
-                f"{session.definition.who}.compile: parameters '{label}' and '{other}' share memory",
+                f"{session.definition.who}: parameters '{label}' and '{other}' share memory",
                 fix="give each its own buffer; to share weights, use one tensor in both layers",
             )
 
