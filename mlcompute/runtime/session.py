@@ -314,7 +314,7 @@ class Session:
                 overwritten.update(value for value in results if value.kind != "temporary")
             for value, storage in found.items():
                 if value in overwritten:
-                    storage.overwritten_by(self.compiled.clock)
+                    storage.overwritten_by(self.compiled.clock_of(program))
             self.compiled.storages[program] = found
         return found
 
