@@ -30,7 +30,12 @@ KEYWORDS: dict[str, str | tuple[str, ...]] = {
     "bias": ("biases",),
     "callback": ("callbacks",),
     "class_weights": ("class_weight",),
+    "constant_padding": "write PaddingLayer.constant_padding([...], constant_value)",
+    "convolution_biases_with_feature_channel_count": "write TensorDescriptor.convolution_biases(...)",
+    "convolution_weights_with_input_feature_channel_count": "write TensorDescriptor.convolution_weights(...)",
+    "convolution_weights_with_width": "write TensorDescriptor.convolution_weights(width=..., height=..., ...)",
     "criterion": ("loss",),
+    "depthwise_with_kernel_width": "write ConvolutionDescriptor.depthwise_convolution((height, width), ...)",
     "dilation_rate": ("dilation",),
     "dim": ("axis", "dimension", "dimensions", "class_axis"),
     "do_sample": "say temperature=1.0",
@@ -79,6 +84,7 @@ KEYWORDS: dict[str, str | tuple[str, ...]] = {
     "padding_idx": ("padding_index",),
     "pool_size": ("kernel",),
     "recurrent_dropout": ("dropout",),
+    "reflection_padding": "write PaddingLayer.reflection_padding([...])",
     "return_sequences": ("returns_sequences",),
     "return_state": ("returns_states",),
     "sample_weights": ("sample_weight",),
@@ -86,7 +92,9 @@ KEYWORDS: dict[str, str | tuple[str, ...]] = {
     "scale_factor": ("factor",),
     "start_dim": ("first",),
     "strides": ("stride",),
+    "symmetric_padding": "write PaddingLayer.symmetric_padding([...])",
     "trainable": ("updates",),
+    "transpose_with_kernel_width": "write ConvolutionDescriptor.convolution_transpose((height, width), ...)",
     "type": ("activation_type", "convolution_type", "loss_type", "pooling_type"),
     "unbiased": ("correction",),
     "units": ("outputs", "hidden"),
@@ -94,6 +102,7 @@ KEYWORDS: dict[str, str | tuple[str, ...]] = {
     "validation_data": ("validation",),
     "verbose": "leave it out: fit(verbose=) says what is shown",
     "vocab_size": ("count",),
+    "zero_padding": "write PaddingLayer.zero_padding([...])",
 }
 
 _LAYERS = "a layer of a graph, graph = mlc.Graph(): "
@@ -486,10 +495,11 @@ def advice_for_choice(given: object, choices: Iterable[str]) -> str:
 
 def advice_for_keyword(name: str, parameters: Iterable[str]) -> str:
     """What to say instead of a keyword that a function does not have; empty where nobody knows."""
-    known, meant = list(parameters), KEYWORDS.get(name, ())
+    known, ours = list(parameters), re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()  # dataType is data_type
+    meant = KEYWORDS.get(ours, ())
     if isinstance(meant, str):
         return meant
-    here = [one for one in meant if one in known] or difflib.get_close_matches(name, known, 1)
+    here = [one for one in (ours, *meant) if one in known] or difflib.get_close_matches(name, known, 1)
     return f"use {here[0]}=" if here else ""
 
 

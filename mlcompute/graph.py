@@ -437,6 +437,7 @@ class Graph:
             tensor = for_inputs[name]
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"{who}: for_inputs needs Tensors, not '{name}': {type(tensor).__name__}")
+            self._expect_fed(f"{who}: '{name}'", tensor)
             per_sample, extent = self._rows_per_sample(tensor), tensor.descriptor.shape[0]
             # What has one row is shared by all samples.
             rows = batch_size * per_sample if 1 < extent != batch_size * per_sample else 0
@@ -449,6 +450,9 @@ class Graph:
     def _rows_per_sample(self, tensor: Tensor) -> int:
         """How many rows of a tensor belong to one sample; 0: none, as in a parameter, which has data of its own."""
         return int(not tensor.keeps_data)
+
+    def _expect_fed(self, who: str, tensor: Tensor) -> None:
+        """Refuse data for what a compiled graph computes itself."""
 
     # Pictures -------------------------------------------------------------------------------------------------
 

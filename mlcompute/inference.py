@@ -56,6 +56,7 @@ class InferenceGraph(Graph):
     size_limit = Settable(members.size_limit, members.set_size_limit)
     __copy__ = members.copied
     _rows_per_sample = members.rows_per_sample
+    _expect_fed = members.expect_fed
 
     def link(self, graphs: Sequence[InferenceGraph]) -> bool:
         """Link later graphs to this one: they may use its results as sources without feeding them."""

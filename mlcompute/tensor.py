@@ -288,6 +288,9 @@ class Tensor(Exchanged):
         """Axes of an input whose extents may differ from run to run (`graph.input(..., varies=[1])`); else ()."""
         return self._state.varies
 
+    def _how_to_have_data(self) -> str:
+        return self._state.how_to_keep(self) or super()._how_to_have_data()
+
     def _device_array_on(self, engine: Engine) -> tuple[DeviceArray | None, bool]:
         return self._state.device_array_on(self, engine)
 
@@ -338,7 +341,8 @@ class Tensor(Exchanged):
         who = f"Tensor '{self.label}'.copy_data_from_device_memory"
         data = self._state.values(self)
         if data is None:
-            raise DataError(f"{who}: the tensor has no data", fix="run a graph that computes it first")
+            fix = self._state.how_to_keep(self) or "run a graph that computes it first"
+            raise DataError(f"{who}: the tensor has no data", fix=fix)
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         count = raw.size if length is None else length
         if not 0 <= count <= raw.size:

@@ -88,6 +88,7 @@ class TrainingGraph(Graph):
     size_limit = Settable(members.size_limit, members.set_size_limit)
     __copy__ = members.copied
     _rows_per_sample = members.rows_per_sample
+    _expect_fed = members.expect_fed
 
     @property
     def _learning(self) -> Learning:

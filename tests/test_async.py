@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -82,6 +84,27 @@ def test_settings_count_as_they_were_when_a_run_was_asked_for() -> None:
     gate.set()
     assert_same(values_of(net.training), values_of(plain.training))
     assert net.training.optimizer.time_step == 5
+
+
+def test_the_time_step_counts_the_updates_that_are_queued() -> None:
+    """As the weights do that are saved with it."""
+    net, seen = Regression(adam()), list[int]()
+
+    def slow(*_: object) -> None:
+        time.sleep(0.02)
+        seen.append(net.training.optimizer.time_step)  # a handler is told what is done, and does not wait for itself
+
+    for number in range(3):
+        net.step(normal(4, 3, seed=number), normal(4, 2, seed=number), completion_handler=slow)
+    assert net.training.optimizer.time_step == 4
+    assert seen == [2, 3, 4]
+    net.bind(normal(4, 3), normal(4, 2))
+    net.training.execute_forward(completion_handler=slow)
+    net.training.execute_gradient()
+    net.training.execute_optimizer_update()
+    assert net.training.optimizer.time_step == 5
+    net.step(normal(4, 3), normal(4, 2), completion_handler=slow)
+    assert copy.copy(net.training.optimizer).time_step == 6
 
 
 def test_a_seed_set_while_runs_are_queued_is_for_later_ones() -> None:

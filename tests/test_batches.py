@@ -331,6 +331,23 @@ def test_sequence_lengths_out_of_range_change_nothing() -> None:
         np.testing.assert_array_equal(a, b)
 
 
+def test_declared_lengths_that_no_layer_reads() -> None:
+    """A tensor that is declared to hold sequences of some lengths says nothing to the layer: a warning does."""
+    declared = {"sequence_lengths": [5, 4, 2, 1], "sorted_sequences": True, "feature_channel_count": 3}
+    x = mlc.Tensor(**declared, batch_size=4)
+    lengths = mlc.Tensor(shape=(4,), data=[5, 4, 2, 1], data_type=mlc.DataType.INT32)
+    graph = mlc.Graph()
+    with pytest.warns(UserWarning, match=r"LSTM 'LSTM': .* all 5 steps of every sequence"):
+        graph.node(make_lstm(3, 2)(), source=x)
+    graph.node(make_lstm(3, 2)(), source=mlc.Tensor(sequence_length=5, feature_channel_count=3, batch_size=4))
+    inference = mlc.InferenceGraph()
+    y = inference.node(make_lstm(3, 2)(), sources=[x, lengths])
+    inference.add_inputs({"x": x})
+    inference.compile(device=cpu())
+    inference.execute({"x": normal(4, 5, 3)})
+    assert [np.any(sample, axis=-1).sum() for sample in y.data] == [5, 4, 2, 1]
+
+
 def test_sequence_lengths_where_nothing_is_recurrent() -> None:
     net = Regression(sgd())
     with pytest.raises(mlc.DataError, match="'sortedSequenceLength' is not a declared name"):

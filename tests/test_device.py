@@ -118,8 +118,10 @@ def test_a_device_runs_a_graph() -> None:
     device = mlc.Device()
     assert graph.device is None
     assert y.device is None
+    assert x.device is None
     assert graph.compile(device=device) is True
     assert graph.device is device
     assert y.device is device
+    assert x.device is device
     with pytest.raises(TypeError, match="device must be a Device"):
         graph.compile(device=mlc.DeviceType.CPU)  # type: ignore[arg-type]

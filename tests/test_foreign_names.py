@@ -45,6 +45,23 @@ WORDS: dict[str, tuple[Callable[[], Any], str]] = {
     "max_new_tokens": (lambda: mlc.generate(g, [1], max_new_tokens=2), "use count="),  # type: ignore[call-arg]
     "type": (lambda: mlc.ActivationDescriptor(type=1), "use activation_type="),  # type: ignore[call-arg]
     "dtype": (lambda: mlc.Tensor(shape=(1,), dtype=1), "use data_type="),  # type: ignore[call-arg]
+    "Swift's label": (lambda: mlc.Tensor(shape=(1,), fillWithData=1), "use fill_with_data="),  # type: ignore[call-arg]
+    "an initializer of Swift": (
+        lambda: mlc.PaddingLayer(zero_padding=[1]),  # type: ignore[call-arg]
+        "write PaddingLayer.zero_padding([...])",
+    ),
+    "its label": (
+        lambda: mlc.PaddingLayer(constantPadding=[1], constantValue=2),  # type: ignore[call-arg]
+        "write PaddingLayer.constant_padding([...], constant_value)",
+    ),
+    "transposed": (  # to leave the word out would make another convolution
+        lambda: mlc.ConvolutionDescriptor(transpose_with_kernel_width=3, kernel_height=3),  # type: ignore[call-arg]
+        "write ConvolutionDescriptor.convolution_transpose((height, width), ...)",
+    ),
+    "convolution weights": (
+        lambda: mlc.TensorDescriptor(convolution_weights_with_width=3, height=3),  # type: ignore[call-arg]
+        "write TensorDescriptor.convolution_weights(width=..., height=..., ...)",
+    ),
 }
 
 

@@ -44,6 +44,27 @@ def test_a_handler_that_reads_a_result(engine: str) -> None:
     assert seen[0].shape == (4, 2)
 
 
+@pytest.mark.filterwarnings("ignore:the result of .* was not kept")
+def test_errors_say_it_too() -> None:
+    """Where a handler asks a tensor for its bytes, as ML Compute's programs do."""
+    training, scores, _, _ = training_of("cpu")
+    memory = np.empty((4, 2), np.float32)
+
+    def copied(tensor: mlc.Tensor) -> Any:
+        return lambda *_: tensor.copy_data_from_device_memory(memory, 32)
+
+    with pytest.raises(mlc.DataError) as caught:
+        copied(scores)()
+    assert caught.value.fix == "run a graph that computes it first"
+    with pytest.raises(mlc.ExecutionError, match=r"DataError.*has no data(?s:.*)add_outputs\(\{'head': tensor\}\)"):
+        training.execute({"x": X}, {"labels": LABELS}, completion_handler=copied(scores)).wait()
+    with pytest.raises(mlc.DataError, match=r"has no data(?s:.*)add_outputs\(\{'head': tensor\}\)"):
+        np.asarray(scores)
+    training.add_outputs({"head": scores})
+    training.execute({"x": X}, {"labels": LABELS}, completion_handler=copied(scores)).wait()
+    np.testing.assert_array_equal(memory, scores.data)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_is_kept_is_read_in_silence(engine: str) -> None:
     training, scores, graph, x = training_of(engine)

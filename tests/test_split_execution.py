@@ -200,6 +200,10 @@ def test_another_run_in_between_ends_the_sequence(mode: str) -> None:
     net.step(x, t, options=INFERENCE if mode == "inference" else mlc.ExecutionOptions.NONE)
     with pytest.raises(mlc.ExecutionError, match="no forward pass was run"):
         net.training.execute_gradient()
+    net.training.execute_forward(options=INFERENCE)
+    with pytest.raises(mlc.ExecutionError, match="no forward pass was run") as caught:
+        net.training.execute_gradient()
+    assert "call execute_forward before it, in training mode" in caught.value.fix
 
 
 def test_a_refused_run_in_between_does_not() -> None:
@@ -335,11 +339,54 @@ def test_binding_says_what_does_not_fit() -> None:
     assert net.x.data.shape == (4, 3)
 
 
+def test_binding_what_the_graph_computes_is_refused() -> None:
+    """No run would read it: the gradient pass would go on with gradients of its own."""
+    net = Regression(sgd())
+    net.bind(normal(4, 3), normal(4, 2))
+    loss = net.training.execute_forward().result.of
+    bind = net.training.bind_and_write_data
+    for result in (net.y, loss):
+        gradient = net.training.gradient_tensor(result)
+        with pytest.raises(mlc.DataError, match=r"'dy' is a gradient that the graph computes itself") as caught:
+            bind({"dy": np.ones(gradient.shape, np.float32)}, for_inputs={"dy": gradient}, to=net.device)
+        assert "allocate_user_gradient" in caught.value.fix
+    with pytest.raises(mlc.DataError, match=r"'y' is the result of FullyConnected"):
+        bind({"y": normal(4, 2)}, for_inputs={"y": net.y}, to=net.device)
+    # Where no loss begins the gradient pass, the gradient of the last result does.
+    training = mlc.TrainingGraph([net.graph])
+    training.add_inputs({"x": net.x})
+    training.compile(device=net.device)
+    training.bind_and_write_data({"x": normal(4, 3)}, for_inputs={"x": net.x}, to=net.device)
+    training.execute_forward()
+    dy = training.gradient_tensor(net.y)
+    assert training.bind_and_write_data({"dy": normal(4, 2)}, for_inputs={"dy": dy}, to=net.device)
+    training.execute_gradient()
+    assert_close(training.gradient_data(net.second.biases, net.second).ravel(), normal(4, 2).sum(axis=0))
+
+
 def test_a_plain_graph_binds_too_and_has_no_device() -> None:
     net = Regression(sgd())
     assert net.graph.bind_and_write_data({"x": normal(4, 3)}, for_inputs={"x": net.x}, to=net.device)
     assert net.graph.device is None
     assert net.x.device is net.device
+
+
+def test_what_was_attached_to_an_input_last_counts() -> None:
+    """A tensor's own bind_and_write_data is meant for weights, but inputs have it, too."""
+    net = Regression(None)
+    x, t = normal(4, 3), normal(4, 2)
+    net.bind(x, t)
+    before = net.training.execute_forward().result.data
+    other = normal(4, 3, seed=7)
+    net.x.bind_and_write_data(mlc.TensorData(other), to=net.device)
+    expected = np.float32([net.torch().loss(other, t).item()])
+    assert_close(net.training.execute_forward().result.data, expected)
+    assert_close(net.training.execute({}, options=SKIP).result.data, expected)
+    np.testing.assert_array_equal(net.x.data, other)
+    assert net.step(x, t).result.data == before
+    assert net.training.execute({}, options=SKIP).result.data == before
+    net.bind(x, t)
+    assert net.training.execute_forward().result.data == before
 
 
 # Skipping the transfer of inputs -----------------------------------------------------------------------------------

@@ -179,6 +179,22 @@ def test_layers_added_to_a_graph_after_compiling_take_part() -> None:
     assert inference.execute({"x": normal(4, 3)}).result.of is late
 
 
+def test_a_loss_that_layers_for_predictions_have_moved_warns() -> None:
+    net = Regression(sgd())
+    data, labels = normal(4, 3), normal(4, 2)
+    before = net.step(data, labels, options=INFERENCE).result.data
+    inference = mlc.InferenceGraph([net.graph])
+    inference.node(mlc.ActivationLayer.sigmoid(), source=net.y)
+    assert net.step(data, labels, options=INFERENCE).result.data == before
+    net.graph.node(mlc.ActivationLayer.sigmoid(), source=net.y)
+    with pytest.warns(UserWarning, match=r"'Loss' is computed from .* 'Activation', and no longer from"):
+        after = net.step(data, labels, options=INFERENCE).result.data
+    assert after != before
+    net.graph.node(mlc.ActivationLayer.tanh(), source=net.graph.result_tensors(net.graph.layers[-1])[0])
+    net.training.compile(device=cpu())  # whoever compiles again means it
+    net.step(data, labels)
+
+
 def test_one_tensor_in_many_weight_slots() -> None:
     weights = tensor(normal(3, 3) * np.float32(0.5))
     x, t = mlc.Tensor(shape=(4, 3)), mlc.Tensor(shape=(4, 3))

@@ -142,6 +142,22 @@ def test_parameters_have_memory_of_their_own(begins: int) -> None:
     assert inference.compile(device=cpu()), "reading overwrites nothing"
 
 
+def test_parameters_bound_after_compile_have_memory_of_their_own() -> None:
+    net, memory = Regression(sgd()), np.ones((2, 20), np.float32)
+    first, second = (parameter for parameter in net.parameters if len(parameter.shape) > 1)
+    data = normal(4, 3), normal(4, 2)
+    first.bind_and_write_data(mlc.TensorData(memory[0]), to=net.device)
+    second.bind_and_write_data(mlc.TensorData(memory[0]), to=net.device)
+    for call in (net.step, lambda *data: (net.bind(*data), net.training.execute_forward())):
+        with pytest.raises(mlc.DataError, match=r"parameters 'data\d+' and 'data\d+' share memory"):
+            call(*data)
+    second.bind_and_write_data(mlc.TensorData(memory[1]), to=net.device)
+    net.step(*data).wait()
+    first.bind_and_write_data(mlc.TensorData(memory[1]), to=net.device)  # they may exchange it
+    second.bind_and_write_data(mlc.TensorData(memory[0]), to=net.device)
+    net.step(*data).wait()
+
+
 # Values as of now ---------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from mlcompute import ops
 from mlcompute.enums import DataType
-from mlcompute.errors import DataError
+from mlcompute.errors import DataError, warn
 from mlcompute.layers.arguments import real, whole
 from mlcompute.layers.layer import FLOATS, Forward
 from mlcompute.layers.parameter_lists import ParameterLists
@@ -141,6 +141,12 @@ class Recurrent(ParameterLists):
                 lengths.element_count == lengths.shape[0] == batch,
                 f"the sequence lengths have shape {lengths.shape}",
                 expected=f"one per sample: ({batch},)",
+            )
+        elif min(x.sequence_lengths or (steps,)) < steps:
+            warn(
+                f"{self.who}: the source is declared to hold sequences of different lengths, but recurrent layers read "
+                f"lengths from a last source, and there is none: all {steps} steps of every sequence are computed. Add "
+                f"mlc.Tensor(shape=({batch},), data_type=mlc.DataType.INT32) to the sources; feed it, or give it data."
             )
         y = (batch, steps if d.returns_sequences else 1, d.direction_count * d.hidden_size)
         shapes = [y, *([states] * len(self.state_names) if self.returns_states else [])]

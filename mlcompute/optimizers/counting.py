@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mlcompute.layers.read_only import ReadOnly
 from mlcompute.optimizers.descriptor import OptimizerDescriptor, OptimizerSettings, checked_count
 from mlcompute.optimizers.optimizer import Optimizer
 from mlcompute.optimizers.parameter_group import ParameterGroup
@@ -20,8 +19,6 @@ class CountingOptimizer(Optimizer):
     time_step: number of the first update; more than 1 to resume, with the saved state bound to the tensors.
     """
 
-    time_step = ReadOnly[int]("Number of the next update, 1 for the first; grows by one per update of all parameters.")
-
     def __init__(
         self,
         descriptor: OptimizerDescriptor | None = None,
@@ -32,6 +29,15 @@ class CountingOptimizer(Optimizer):
     ) -> None:
         super().__init__(descriptor, groups, **shared)
         self._time_step = self._begins_at = checked_count(type(self).__name__, "time_step", time_step, least=1)
+
+    @property
+    def time_step(self) -> int:
+        """Number of the next update, 1 for the first; grows by one per update of all parameters.
+
+        It waits for queued updates.
+        """
+        self._memory.wait_for_updates()
+        return self._time_step
 
     @property
     def first_step(self) -> int:

@@ -27,6 +27,12 @@ class OptimizerMemory:
         self.missed: WeakKeyDictionary[Tensor, int] = WeakKeyDictionary()
         self.left_at: WeakKeyDictionary[Tensor, int] = WeakKeyDictionary()
 
+    def wait_for_updates(self) -> None:
+        """Return when the queued runs of all graphs with the optimizer have finished."""
+        for clock in list(self.clocks):
+            for user in list(clock.users):
+                user.wait()
+
 
 #: What an optimizer remembers.
 memory_of: Callable[[Optimizer], OptimizerMemory] = attrgetter("_memory")

@@ -166,6 +166,7 @@ class Optimizer(ABC):
 
     def __getstate__(self) -> dict[str, object]:
         # A copy has the settings and the number of the step, and remembers nothing about parameters.
+        self._memory.wait_for_updates()
         return {name: value for name, value in vars(self).items() if name != "_memory"}
 
     def __setstate__(self, state: dict[str, object]) -> None:

@@ -50,6 +50,11 @@ def apply_gradients(session: Session, given: Mapping[str | Tensor, ArrayLike], o
         raise ExecutionError(f"{who}: the graph has no optimizer", fix="call compile_optimizer")
     parameters = trained_parameters(session)
     names = {tensor: name for name, tensor in parameters.items()}
+    if session.group is not None and any(session.state.layout(tensor) for tensor in names):
+        raise ExecutionError(
+            f"{who}: in a group, every process has a part of the state of {type(session.state.optimizer).__name__}",
+            fix="compile the graph without a group and for one device",
+        )
     arrays: dict[Tensor, Array] = {}
     for key, gradient in named(who, "gradients", given).items():
         tensor = parameters.get(key) if isinstance(key, str) else key

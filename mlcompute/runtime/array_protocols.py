@@ -35,10 +35,13 @@ class Exchanged:
     def data(self) -> Array | None:
         """The values, or None."""
 
+    def _how_to_have_data(self) -> str:
+        return "run a graph that computes it, or give it data"
+
     def _values(self, otherwise: str = "") -> Array:
         data = self.data
         if data is None:
-            fix = f"run a graph that computes it, or give it data{otherwise}"
+            fix = f"{self._how_to_have_data()}{otherwise}"
             raise DataError(f"Tensor '{self.label}' has no data", fix=fix)
         return data
 

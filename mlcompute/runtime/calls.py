@@ -192,9 +192,10 @@ def _passes_after(session: Session, needed: str, method: str, batch_size: int = 
     session.raise_unseen_error()
     passes = session.passes
     if passes is None or needed not in passes.queued:
+        mode = ", in training mode" if needed == "forward" else ""
         raise ExecutionError(
             f"TrainingGraph.{method}: no {needed} pass was run",
-            fix=f"call execute_{needed} before it, with no other run of the graph in between",
+            fix=f"call execute_{needed} before it{mode}, with no other run of the graph in between",
         )
     if batch_size not in (0, passes.program.batch_size):
         raise ExecutionError(

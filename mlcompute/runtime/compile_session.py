@@ -29,7 +29,7 @@ from mlcompute.runtime.last_run import LastRun
 from mlcompute.runtime.make_request import input_without_batch
 from mlcompute.runtime.optimizer_state import OptimizerState
 from mlcompute.runtime.tensor_state import TensorState, reside, state_of
-from mlcompute.runtime.training_warnings import warn_about_untrained
+from mlcompute.runtime.training_warnings import warn_about_moved_loss, warn_about_untrained
 from mlcompute.tensor import Tensor
 from mlcompute.tensor_data import read_array
 
@@ -77,7 +77,7 @@ def compile_graph(
         if name in input_tensors_data
     }
     session.wait()
-    _expect_memory_of_their_own(session)
+    expect_memory_of_their_own(session)
     session.sends_early = group is not None and group.exchange.sends_early and _shares_memory(device)
     before = (session.device, session.options, session.constants, session.group)
     session.device, session.options, session.constants, session.group = device, options, constants, group
@@ -92,7 +92,7 @@ def compile_graph(
         layer_state(node.layer).device_type = device.actual_device_type
 
 
-def _expect_memory_of_their_own(session: Session) -> None:
+def expect_memory_of_their_own(session: Session) -> None:
     """Refuse two parameters over one piece of the caller's memory: each update would write the other's values."""
     found = []
     for tensor in session.definition.updated_tensors():
@@ -105,7 +105,7 @@ def _expect_memory_of_their_own(session: Session) -> None:
     for (_, end, label), (begin, _, other) in itertools.pairwise(found):
         if begin < end:
             raise DataError(
-                f"{session.definition.who}.compile: parameters '{label}' and '{other}' share memory",
+                f"{session.definition.who}: parameters '{label}' and '{other}' share memory",
                 fix="give each its own buffer; to share weights, use one tensor in both layers",
             )
 
@@ -140,6 +140,8 @@ def compile_session(session: Session, *, builds: bool = False) -> None:
     try:
         node_count = session.node_count
         request = session.request()
+        if learning is not None and not builds:
+            warn_about_moved_loss(learning, loss_before[1])
         compiled = CompiledGraph(request, engine_of(session.device), node_count)
         compiled.size_limit = session.size_limit
         compiled.unbatched = input_without_batch(session.definition, request)
@@ -184,6 +186,8 @@ def _adopt(session: Session, compiled: CompiledGraph) -> None:
         if state.resident_references and state.storage is not None:
             _look_for_other_devices(state, compiled)
     reside(tensors, session, session.device)
+    for tensor in request.inputs:
+        state_of(tensor).device = session.device
     session.adopt_gradient_tensors()
 
 

@@ -71,7 +71,10 @@ class CompiledGraph:
         self.crosses_devices = False
         #: Counts the runs that overwrite parameters and states.
         self.clock = Clock(engine)
-        weakref.finalize(self, self.clock.retire)
+        #: The same for programs that overwrite only some of it: what they leave alone is as new as it was.
+        self._other_clocks = {"inference": Clock(engine), "apply": Clock(engine)}
+        for clock in (self.clock, *self._other_clocks.values()):
+            weakref.finalize(self, clock.retire)
         #: Cached: results -> does their first axis count samples?
         self._counts_samples: dict[Tensor, bool] = {}
         #: The prepared run of the last `execute`, for calls of the same kind.
@@ -266,6 +269,10 @@ class CompiledGraph:
             for value, storage in storages.items():
                 executable.bind(value, storage.buffer(self.engine))
         executable.bound_to, executable.bound_at = storages, Storage.changes
+
+    def clock_of(self, program: Program) -> Clock:
+        """What counts the runs of a program."""
+        return self._other_clocks.get(program.name, self.clock)
 
     def specification(self, program: Program, phases: tuple[str, ...], options: ExecutionOptions) -> RunSpecification:
         """What runs of some phases share."""

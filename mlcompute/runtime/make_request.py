@@ -238,7 +238,8 @@ def _check_parameters(layer: Layer) -> None:
             raise CompileError(
                 f"{layer.who}: {name} has no data",
                 tensor=repr(tensor),
-                fix="create it with data, fill_with_data or random_initializer_type",
+                fix="create it with data, fill_with_data or random_initializer_type, or attach data with its "
+                "bind_and_write_data before compile",
             )
 
 

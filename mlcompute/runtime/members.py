@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from mlcompute.building.contents import contents_of
 from mlcompute.compiler.program import Program
 from mlcompute.enums import GraphCompilationOptions
+from mlcompute.errors import DataError
 from mlcompute.graph import Graph, Node
 from mlcompute.group.group import Group
 from mlcompute.layers.arguments import flags, named, number_of
@@ -159,6 +160,19 @@ def rows_per_sample(self: CompiledGraphs, tensor: Tensor) -> int:
     """How many rows of a tensor belong to one sample, as the graph was compiled; 0: none, as in a parameter."""
     known = self._session.rows_per_sample(tensor)
     return int(not tensor.keeps_data) if known is None else known
+
+
+def expect_fed(self: CompiledGraphs, who: str, tensor: Tensor) -> None:
+    """Refuse data for what the graph computes itself: no run would read it."""
+    node = state_of(tensor).node
+    if node is not None and self._definition.node_of(node.layer) is node:
+        raise DataError(f"{who} is the result of {node.layer.who}", fix="attach data to the inputs it is computed from")
+    is_gradient, session = self._definition.source_of(tensor) is not None, self._session
+    if is_gradient and session.device is not None and tensor not in session.compile_if_needed().user_gradients:
+        raise DataError(
+            f"{who} is a gradient that the graph computes itself",
+            fix="allocate_user_gradient returns a tensor whose data is added to it; weight= of a loss scales it",
+        )
 
 
 def node_of(self: CompiledGraphs, layer: Layer) -> Node | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, Protocol
 
 from mlcompute.devices.aligned_memory import aligned_full
 from mlcompute.errors import DataError, GraphError
@@ -20,13 +20,20 @@ from mlcompute.tensor import Tensor
 _STATELESS = TensorState.optimizer_storages
 
 
+class User(Protocol):
+    """A graph that updates parameters."""
+
+    def wait(self) -> None:
+        """Return when its queued runs have finished."""
+
+
 class Clock:
     """The number of the next update of a set of parameters, shared by the graphs that update exactly this set."""
 
     def __init__(self, time_step: int) -> None:
         self.time_step = time_step
         self.updated: weakref.WeakSet[Tensor] = weakref.WeakSet()
-        self.users: weakref.WeakSet[object] = weakref.WeakSet()
+        self.users: weakref.WeakSet[User] = weakref.WeakSet()
 
 
 class OptimizerState:
@@ -120,7 +127,7 @@ class OptimizerState:
     def time_step(self, value: int) -> None:
         self._clock.time_step = value
 
-    def claim(self, user: object, updated: AbstractSet[Tensor]) -> None:
+    def claim(self, user: User, updated: AbstractSet[Tensor]) -> None:
         """A graph updates these parameters: from now on it shares the clock of those that update the same.
 
         Refused where the sets of two graphs overlap only in part and the optimizer counts its updates: there would be
@@ -142,7 +149,7 @@ class OptimizerState:
         self._use(mine if is_mine_alone else Clock(self.optimizer.first_step), user)
         self._clock.updated = weakref.WeakSet(updated)
 
-    def _use(self, clock: Clock, user: object) -> None:
+    def _use(self, clock: Clock, user: User) -> None:
         clocks = self._memory.clocks
         self._clock.users.discard(user)
         self._clock = clock
@@ -240,7 +247,7 @@ class OptimizerState:
         """Bytes the state of these parameters takes."""
         return sum(buffer.nbytes for tensor in parameters for buffer in self._buffers.get(tensor, ()))
 
-    def retire(self, user: object, parameters: Iterable[Tensor]) -> None:
+    def retire(self, user: User, parameters: Iterable[Tensor]) -> None:
         """Another optimizer takes over in a graph: this one forgets its parameters, unless other graphs use it.
 
         The state of the other starts from zero, also where the caller had supplied buffers.

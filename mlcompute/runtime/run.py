@@ -219,7 +219,7 @@ class Run:
                 else:
                     completion.wait()
         finally:
-            compiled.clock.tick()
+            compiled.clock_of(self.specification.program).tick()
         for value, target in self.targets:
             np.copyto(target, executable.read(value))
         return completion
@@ -239,7 +239,7 @@ class Run:
             if completion is not None:
                 completion.wait()
         finally:
-            compiled.clock.tick()
+            compiled.clock_of(self.specification.program).tick()
 
     def _prepare_training(
         self,

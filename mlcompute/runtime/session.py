@@ -23,7 +23,7 @@ from mlcompute.group.group import Group
 from mlcompute.layers.read_only import ReadOnly
 from mlcompute.ops.op import Array, Value, overwritten_by
 from mlcompute.platform import RandomPasses
-from mlcompute.runtime.compile_session import compile_session
+from mlcompute.runtime.compile_session import compile_session, expect_memory_of_their_own
 from mlcompute.runtime.compiled_graph import SIZE_LIMIT, CompiledGraph
 from mlcompute.runtime.definition import Definition
 from mlcompute.runtime.group_start import averaged_over_samples
@@ -303,6 +303,8 @@ class Session:
                 if storage is None:
                     raise CompileError(f"{self.definition.who}: {tensor!r} has no data")
                 found[value] = storage
+            if "update" in program.phases and any(storage.is_callers for storage in found.values()):
+                expect_memory_of_their_own(self)  # it may have been bound after compile
             for tensor, values in program.states.items():
                 if values:
                     assert self.state is not None
@@ -323,7 +325,7 @@ class Session:
                 overwritten.update(value for value in results if value.kind != "temporary")
             for value, storage in found.items():
                 if value in overwritten:
-                    storage.overwritten_by(compiled.clock)
+                    storage.overwritten_by(compiled.clock_of(program))
             compiled.storages[program] = found
         return found
 

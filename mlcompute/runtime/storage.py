@@ -189,8 +189,12 @@ class Storage:
         if engine not in self._own:
             if engine.wrap(self._host) is not None:
                 return engine.upload(self.in_place())
-            self._own = {**self._own, engine: (engine.allocate(self.nbytes), 0)}
+            # Fresh memory holds no values, whatever clocks tell of runs before it was there.
+            values, buffer = self.array(), engine.allocate(self.nbytes)
+            buffer.write(values)
+            self._own = {**self._own, engine: (buffer, max(self._moment_of_host(), self._newest_device()[1]))}
             self._watch()
+            return buffer
         buffer, _ = self._own[engine]
         newest = max(self._moment_of_host(), self._newest_device()[1])
         if self._moment_on(engine) < newest:

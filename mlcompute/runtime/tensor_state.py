@@ -141,7 +141,8 @@ class TensorState:
             self.storage = Storage(array, is_callers=True)
         else:
             self.storage.bind(array, is_callers=True)
-        self.unscaled = None
+        self.unscaled = self.bound_data = self.bound_on_gpu = None  # what a graph attached before is replaced
+        self.bound_at = next(moments)
         for resident in residents:
             resident.rebound(tensor)
 
@@ -164,14 +165,27 @@ class TensorState:
         if node is None or self._told:
             return
         self._told = True
-        graph = resident.kind
-        otherwise = "; execute_forward, a pass by itself, keeps every result" if graph == "TrainingGraph" else ""
         warnings.warn(
-            f"the result of {node.layer.who} was not kept by the last run, so its data is None: name it in "
-            f"{graph}.add_outputs({{'{node.layer.label}': tensor}}){otherwise}",
+            f"the result of {node.layer.who} was not kept by the last run, so its data is None: "
+            f"{_how_to_keep(node, resident)}",
             UserWarning,
             stacklevel=4,  # whoever reads `data`
         )
+
+    def how_to_keep(self, tensor: Tensor) -> str:
+        """What to do to have values that the last run computed and did not keep; empty where there are none to keep."""
+        node, (run, _) = self.node, self.left_values
+        if node is not None:
+            for resident in self.wait_for_runs():
+                if resident.last_run > run and resident.computes(tensor):
+                    return _how_to_keep(node, resident)
+        return ""
+
+
+def _how_to_keep(node: Node, resident: Session) -> str:
+    graph = resident.kind
+    otherwise = "; execute_forward, a pass by itself, keeps every result" if graph == "TrainingGraph" else ""
+    return f"name it in {graph}.add_outputs({{'{node.layer.label}': tensor}}){otherwise}"
 
 
 def _reserve(state: TensorState, *names: str) -> None:

@@ -17,6 +17,7 @@ from mlcompute.layers.loss import LossLayer
 from mlcompute.layers.softmax import SoftmaxLayer
 from mlcompute.runtime.definition import Learning
 from mlcompute.runtime.objective import nodes_behind, reached_from
+from mlcompute.runtime.tensor_state import state_of
 from mlcompute.seeing.layers import names_of
 from mlcompute.tensor import Tensor
 
@@ -132,6 +133,22 @@ def _with_several_ends(losses: list[Node], request: Request, stopped: AbstractSe
         for tensor in (*node.sources, *node.labels) if ends and node.layer.passes_gradient else ():
             behind[tensor] = dict.fromkeys(list(behind.get(tensor, {}) | ends)[:2])
     return found[::-1]
+
+
+def warn_about_moved_loss(learning: Learning, placed_on: Sequence[Tensor]) -> None:
+    """Layers that were added after compile, most often for predictions, have come between the graph and its loss.
+
+    placed_on  what the loss was computed from before, if it was placed
+    """
+    before, now = (state_of(some[0]).node if some else None for some in (placed_on, learning.placed_on))
+    if before is not None and now is not None and before is not now:
+        loss = learning.loss_layer.who if learning.loss_layer is not None else "the loss"
+        _warn(
+            learning,
+            f"TrainingGraph: layers were added after compile, and {loss} is computed from the last of them now, "
+            f"{now.layer.who}, and no longer from {before.layer.who}. Add layers for predictions to the "
+            "InferenceGraph: inference.node(...). If it is meant, call compile again.",
+        )
 
 
 def warn_about_untrained(request: Request, learning: Learning, trained: AbstractSet[Tensor]) -> None:

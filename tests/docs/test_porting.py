@@ -6,7 +6,7 @@ import re
 
 from tests.inventory import _FACTS as INVENTORY
 
-#: Label in Swift -> keyword in Python, where they differ; docs/porting.md lists them.
+#: Label in Swift -> keyword in Python, where they differ; docs/porting.md lists them. zero_point= works as well.
 OTHER = {
     ("type", "activation_type"), ("type", "convolution_type"), ("type", "loss_type"), ("type", "pooling_type"),
     ("min", "min_value"), ("max", "max_value"), ("zeroPoint", "bias"),

@@ -46,6 +46,16 @@ def test_an_inference_graph_is_not_for_a_group():
         inference.compile(device=mlc.Device.cpu(), group=alone())
 
 
+def test_gradients_from_elsewhere_are_not_for_the_parts_of_a_state():
+    training = network()
+    training.compile(device=mlc.Device.cpu(), group=alone())
+    parameters = [slot.tensor for layer in training.layers for slot in layer.parameters.values()]
+    with pytest.raises(mlc.ExecutionError, match="apply_gradients: in a group, every process has a part") as caught:
+        training.apply_gradients({one: np.zeros(one.shape, np.float32) for one in parameters})
+    assert "without a group" in caught.value.fix
+    training.execute({"x": X[0]}, {"t": T[0]}).wait()
+
+
 def test_processes_that_run_other_batches():
     def work(group):
         training = network()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,10 @@ class Net:
         )
         self.training.add_inputs({"x": self.x}, {"t": self.t})
         self.training.compile(device=self.device)
+
+    @property
+    def parameters(self) -> list[mlc.Tensor]:
+        return [slot.tensor for layer in self.graph.layers for slot in layer.parameters.values()]
 
     def step(self, **options: Any) -> mlc.Execution:
         return self.training.execute({"x": X}, {"t": T}, **options)
@@ -199,6 +204,48 @@ def test_saving_and_restoring(tmp_path: Path) -> None:
     for each in (net, other):
         each.step()
     same(net, other)
+
+
+def bound(net: Net, folder: Path) -> None:
+    for parameter in net.parameters:
+        state = [np.full(parameter.shape, number, np.float32) for number in (0.1, 0.2)]
+        net.training.bind_optimizer_data(state, tensor=parameter)
+
+
+def restored(net: Net, folder: Path) -> None:
+    mlc.save(folder / "net.safetensors", net.training)
+    net.step()
+    mlc.restore(net.training, folder / "net.safetensors", exact=True)
+
+
+def statistics(net: Net, folder: Path) -> None:
+    for layer in net.graph.layers:
+        if isinstance(layer, mlc.BatchNormalizationLayer):
+            layer.mean.data = np.full(layer.mean.shape, 3)
+
+
+@pytest.mark.parametrize("write", [bound, restored, statistics])
+@pytest.mark.parametrize("between", ["inference", "apply_gradients", "split"])
+def test_what_the_host_wrote_survives_a_run_that_does_not_read_it(
+    write: Callable[[Net, Path], None], between: str, tmp_path: Path
+) -> None:
+    """State, or statistics: an inference, say, has neither read nor overwritten the device's copy of a state."""
+    found = []
+    for engine in (Reference(), Remote()):
+        net = Net(engine)
+        net.step()
+        write(net, tmp_path)
+        if between == "inference":
+            net.step(options=mlc.ExecutionOptions.FORWARD_FOR_INFERENCE)
+        elif between == "apply_gradients":
+            net.training.apply_gradients({one: np.zeros(one.shape, np.float32) for one in net.parameters})
+        else:
+            net.split()
+        net.step().wait()
+        values = [*net.parameters, *(one for layer in net.graph.layers for one in layer.statistics.values())]
+        found.append([value.data for value in values])
+    for expected, array in zip(*found, strict=True):
+        np.testing.assert_array_equal(array, expected)
 
 
 def test_dlpack_and_numpy_see_the_newest_values() -> None:

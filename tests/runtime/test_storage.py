@@ -96,6 +96,19 @@ def test_what_the_host_writes_is_sent_before_the_next_run() -> None:
     np.testing.assert_array_equal(storage.array(), VALUES * 2)
 
 
+def test_memory_that_is_new_on_a_device_gets_the_values() -> None:
+    """Runs before it was there have not written it, whatever their clock says."""
+    remote, storage = Remote(), Storage(VALUES.copy())
+    clock = Clock(remote)
+    clock.tick()
+    storage.overwritten_by(clock)
+    buffer, found = storage.buffer(remote), np.empty_like(VALUES)
+    buffer.read(found)
+    np.testing.assert_array_equal(found, VALUES)
+    assert count(remote) == (1, 1)
+    np.testing.assert_array_equal(storage.array(), VALUES)
+
+
 def test_the_callers_memory_gets_what_is_fetched() -> None:
     remote, array = Remote(), VALUES.copy()
     storage = Storage(array, is_callers=True)
