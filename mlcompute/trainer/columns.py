@@ -232,7 +232,9 @@ def _readable(data: Any, array: Array) -> str:
             "text labels: mlc.data.arrays(x, labels) gives each class a number, and remembers its name; "
             "np.unique(labels, return_inverse=True) gives names and numbers"
         )
-    return f"text such as {str(odd)!r} in tables: mlc.data.table(columns, target=...), mlc.data.read_csv(path, target=...)"
+    return (
+        f"text such as {str(odd)!r} in tables: mlc.data.table(columns, target=...), mlc.data.read_csv(path, target=...)"
+    )
 
 
 def _varied(tensor: Tensor, given: tuple[int, ...], class_axis: int, follows: bool) -> tuple[int, ...]:

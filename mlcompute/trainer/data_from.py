@@ -74,7 +74,7 @@ def _samples_of_objects(given: Any) -> Any:
     """Data as it was given; an array of arrays or lists, as NumPy and pandas keep samples of several sizes, as a list."""
     if isinstance(given, Mapping):
         return {name: _samples_of_objects(part) for name, part in given.items()}
-    if getattr(given, "dtype", None) != object or getattr(given, "ndim", 0) != 1 or not len(given):
+    if str(getattr(given, "dtype", "")) != "object" or getattr(given, "ndim", 0) != 1 or not len(given):
         return given
     listed = list(given)
     return listed if all(isinstance(one, (list, tuple, np.ndarray)) for one in listed) else given

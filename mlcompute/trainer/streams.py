@@ -197,11 +197,10 @@ def _is_sample_of_inputs(feed: Feed, x: Any) -> bool:
 def _is_sample_of(tensor: Tensor, x: Any) -> bool:
     """Has this the shape of a sample, in all axes that do not vary?"""
     given, wanted = _shape(x), tensor.descriptor.shape[1:]
-    return given == wanted or (
-        given is not None
-        and len(given) == len(wanted)
-        and all(axis in tensor.varies or one == other for axis, (one, other) in enumerate(zip(given, wanted), 1))
-    )
+    if given is None or len(given) != len(wanted):
+        return False
+    pairs = enumerate(zip(given, wanted, strict=True), 1)
+    return all(one == other or axis in tensor.varies for axis, (one, other) in pairs)
 
 
 def _shape(array: Any) -> tuple[int, ...] | None:
