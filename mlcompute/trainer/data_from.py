@@ -71,7 +71,7 @@ def _in_lists(who: str, feed: Feed, samples: Sequence[Any], only_inputs: bool) -
 
 
 def _samples_of_objects(given: Any) -> Any:
-    """Data as it was given; an array of arrays or lists, as NumPy and pandas keep samples of several sizes, as a list."""
+    """Data as it was given; arrays of lists, in which NumPy and pandas keep samples of several sizes, as lists."""
     if isinstance(given, Mapping):
         return {name: _samples_of_objects(part) for name, part in given.items()}
     if str(getattr(given, "dtype", "")) != "object" or getattr(given, "ndim", 0) != 1 or not len(given):

@@ -654,7 +654,8 @@ def test_arrays_by_the_names_of_inputs_and_labels(folder: Path, capsys: pytest.C
         assert {one: found[one] for one in expected} == pytest.approx(expected)
     assert main(["evaluate", trained, "--data", "data.npz"]) == 1
     said = capsys.readouterr().err
-    assert "data.npz: lacks kind, size" in said and "size (8, 1); np.savez(path, kind=..., ...)" in said
+    assert "data.npz: lacks kind, size" in said
+    assert "size (8, 1); np.savez(path, kind=..., ...)" in said
 
     (folder / "pairs.py").write_text(PAIRS)
     trained = answer(capsys, "train", "pairs.py", "--epochs", "1")["checkpoint"]
