@@ -36,6 +36,13 @@ WORDS: dict[str, tuple[Callable[[], Any], str]] = {
     "lr": (lambda: mlc.OptimizerDescriptor(lr=0.1), "use learning_rate="),  # type: ignore[call-arg]
     "trainer lr": (lambda: mlc.Trainer(g, loss="mse", lr=0.1), "use learning_rate="),  # type: ignore[call-arg]
     "validation_data": (lambda: trainer().fit(1, validation_data=2), "use validation="),  # type: ignore[call-arg]
+    "validation_steps": (
+        lambda: trainer().fit(1, validation_steps=2),  # type: ignore[call-arg]
+        "leave it out: all validation data is used, and must end",
+    ),
+    "labels": (lambda: trainer().fit(1, labels=2), "use y="),  # type: ignore[call-arg]
+    "seed": (lambda: trainer().fit(1, seed=2), "use shuffle_seed="),  # type: ignore[call-arg]
+    "weight_decay": (lambda: mlc.Trainer(g, weight_decay=0.1), "optimizer=mlc.AdamWOptimizer("),  # type: ignore[call-arg]
     "nearly": (lambda: trainer().fit(1, epoch=2), "use epochs="),  # type: ignore[call-arg]
     "axis": (lambda: g.concatenate([image, image], axis=1), "use dimension="),  # type: ignore[call-arg]
     "dim of split": (lambda: g.split(image, split_count=3, dim=1), "use dimension="),  # type: ignore[call-arg]

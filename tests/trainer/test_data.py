@@ -198,6 +198,10 @@ def test_classes_on_the_wrong_axis() -> None:
 def test_words_for_what_is_no_list() -> None:
     with pytest.raises(TypeError, match="callbacks must be a list, not one GradientWatch"):
         trainer().fit(X, Y, callbacks=mlc.callbacks.GradientWatch())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"a schedule is no callback: LearningRateScheduler\(Cosine\(\.\.\.\)\)"):
+        trainer().fit(X, Y, callbacks=[mlc.schedules.Cosine()])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="shuffle must be True or False, not 'batch'"):
+        trainer().fit(X, Y, shuffle="batch")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"must be an object, not the class: Accuracy\(\)"):
         trainer(metrics=[mlc.metrics.Accuracy])
     scores = trainer(metrics=["top_2_accuracy"]).evaluate(X, Y)

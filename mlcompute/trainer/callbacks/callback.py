@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mlcompute.errors import DataError
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.metrics import Array
+from mlcompute.trainer.schedules import Schedule
 
 if TYPE_CHECKING:
     from mlcompute.trainer.trainer import Trainer
@@ -115,6 +116,8 @@ def expect_callback(who: str, given: object) -> None:
     """Refuse what is no callback, and one whose hooks would never be called."""
     if isinstance(given, type) and issubclass(given, Callback):
         raise TypeError(f"{who}: a callback must be an object, not the class: {given.__name__}()")
+    if isinstance(given, Schedule):
+        raise TypeError(f"{who}: a schedule is no callback: LearningRateScheduler({type(given).__name__}(...))")
     if not isinstance(given, Callback):
         raise TypeError(f"{who}: callbacks must be Callbacks, not {type(given).__name__}")
     for name, ours in _OTHERS.items():

@@ -54,17 +54,23 @@ def metrics_by_output(given: Metrics | Mapping[str, Metrics]) -> list[Metric]:
         return [copy.copy(metric) for metric in metrics_from(given)]
     found = []
     for output, some in given.items():
-        for metric in metrics_from(some):
+        for metric in metrics_from(some, output):
             one = copy.copy(metric)
             one.output, one.name = output, f"{output}_{metric.name}"
             found.append(one)
     return found
 
 
-def metrics_from(given: Iterable[Metric | str | Callable[[Array, Array], Any]]) -> list[Metric]:
-    """Metrics from what a user wrote; every name once."""
+def metrics_from(
+    given: Iterable[Metric | str | Callable[[Array, Array], Any]], output: str | None = None
+) -> list[Metric]:
+    """Metrics from what a user wrote; every name once.
+
+    output  whose they are, where they were given by output
+    """
     if isinstance(given, (str, Metric)) or not isinstance(given, Iterable):
-        raise TypeError(f"Trainer: metrics must be a list, not {given!r}")
+        of_output = "" if output is None else f" of {output!r}"
+        raise TypeError(f"Trainer: metrics{of_output} must be a list, [{given!r}], not {given!r}")
     found: list[Metric] = []
     for one in given:
         if isinstance(one, Metric):
