@@ -142,14 +142,18 @@ class Samples(Stream):
         first = self._source[0]
         if not self._is_sample(first):
             x = first[0] if isinstance(first, (tuple, list)) and first else first
-            kind = type(self._source).__name__
-            fix = "give (inputs, labels) pairs, or arrays"
-            if _shape(x) and len(x) and is_sample(self._feed, x[0]):
-                fix = f"batches come from an iterable: fit(lambda epoch: (batches[k] for k in range({self.count})))"
+            given, fix = "", "give (inputs, labels) pairs, or arrays"
+            if isinstance(x, Mapping):
+                given, fix = ", ".join(map(repr, x)), "call its parts so, or give (inputs, labels) pairs"
+            elif _shape(x):
+                given = f"'{next(iter(self._feed.inputs))}' {_shape(x)}"
+                if len(x) and is_sample(self._feed, x[0]):
+                    fix = f"batches come from an iterable: fit(lambda epoch: (batches[k] for k in range({self.count})))"
+            wanted = {**self._feed.inputs, **self._feed.labels}
             raise DataError(
-                f"{self._who}: what {kind} gives by number is no sample of this graph",
-                given="" if _shape(x) is None else f"'{next(iter(self._feed.inputs))}' {_shape(x)}",
-                expected=", ".join(f"'{name}' {t.descriptor.shape[1:]}" for name, t in self._feed.inputs.items()),
+                f"{self._who}: what {type(self._source).__name__} gives by number is no sample of this graph",
+                given=given,
+                expected=", ".join(f"'{name}' {tensor.descriptor.shape[1:]}" for name, tensor in wanted.items()),
                 fix=fix,
             )
 

@@ -348,10 +348,12 @@ class Trainer:
         most = self.model.feed.batch
         size = most if given is None else number_of(who, "batch_size", given, 1)
         if size > most:
+            smaller = f"give batch_size={most}, accumulate={-(-size // most)}"
+            if who != "Trainer.fit":
+                smaller = "leave batch_size out"
             raise ShapeError(
                 f"{who}: batch_size is {size}, the graph was built for {most}",
-                fix=f"build the graph's inputs with {size} samples, or give batch_size={most}, "
-                f"accumulate={-(-size // most)}",
+                fix=f"build the graph's inputs with {size} samples, or {smaller}",
             )
         return size
 

@@ -125,6 +125,13 @@ class Batches:
         return X[index * 16 : (index + 1) * 16], Y[index * 16 : (index + 1) * 16]
 
 
+class Named(Batches):
+    """Samples as dicts."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"pixels": X[index], "label": Y[index]}
+
+
 def with_one(odd: Any) -> np.ndarray:
     """The points as objects, one of which is no number."""
     found = X.astype(object)
@@ -159,6 +166,11 @@ REFUSALS: dict[str, tuple[Any, str]] = {
         lambda m: m.fit(Batches()),
         r"(?s)given     'x' \(16, 4\).*fit\(lambda epoch: \(batches\[k\] for k in range\(3\)\)\)",
     ),
+    "samples by other names": (
+        lambda m: m.fit(Named()),
+        r"(?s)given     'pixels', 'label'\n  expected  'x' \(4,\), 'labels' \(\)\n  fix       call its parts so",
+    ),
+    "a large batch": (lambda m: m.predict(X, batch_size=64), r"with 64 samples, or leave batch_size out$"),
     "labels of another name": (lambda m: m.fit([{"x": X[:16], "y": Y[:16]}]), r"(?s)named 'y'.*call it 'labels'"),
     "an input of another name": (lambda m: m.fit({"X": X}, Y), r"(?s)named 'X'.*call it 'x'"),
     "one name too many": (lambda m: m.predict({"x": X, "age": X}), r"(?s)named 'age'\n  expected  'x' \(16, 4\)$"),
@@ -181,7 +193,7 @@ def model() -> mlc.Trainer:
 def test_refusals(name: str, model: mlc.Trainer) -> None:
     before = everything(model)
     act, message = REFUSALS[name]
-    with pytest.raises(mlc.DataError, match=message):
+    with pytest.raises((mlc.DataError, mlc.ShapeError), match=message):
         act(model)
     if name != "nothing to validate":
         assert_same(everything(model), before)

@@ -297,7 +297,7 @@ REFUSALS: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
     "epochs": (*points(9), {"epochs": -1}, mlc.DataError, "epochs is -1"),
     "steps": (*points(9), {"steps_per_epoch": 0}, mlc.DataError, "steps_per_epoch is 0"),
     "seed": (*points(9), {"shuffle_seed": "a"}, TypeError, "shuffle_seed must be a whole number"),
-    "callbacks": (*points(9), {"callbacks": [print]}, TypeError, "callbacks must be Callbacks"),
+    "callbacks": (*points(9), {"callbacks": [print]}, TypeError, "derived from mlc.callbacks.Callback, not builtin"),
     "verbose": (*points(9), {"verbose": 3}, mlc.DataError, "verbose is 3"),
     "validation": (*points(9), {"validation": (1, 2, 3, 4)}, mlc.DataError, "validation has 4 parts"),
 }  # fmt: skip

@@ -119,7 +119,8 @@ def expect_callback(who: str, given: object) -> None:
     if isinstance(given, Schedule):
         raise TypeError(f"{who}: a schedule is no callback: LearningRateScheduler({type(given).__name__}(...))")
     if not isinstance(given, Callback):
-        raise TypeError(f"{who}: callbacks must be Callbacks, not {type(given).__name__}")
+        kind = type(given).__name__
+        raise TypeError(f"{who}: callbacks must be objects of classes derived from mlc.callbacks.Callback, not {kind}")
     for name, ours in _OTHERS.items():
         if hasattr(type(given), name):
             raise TypeError(f"{who}: {type(given).__name__}.{name} is never called; the hook is {ours}")
