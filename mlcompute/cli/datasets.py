@@ -118,8 +118,10 @@ def read_for(
     """
     preprocessing = preprocessing_of(checkpoint)
     if preprocessing is None:
-        declared = definition_of(graph).declared
-        return _plain(checkpoint, path, declared.inputs, declared.labels if labels else None), False
+        definition = definition_of(graph)
+        inputs = definition.declared.inputs if definition else {}
+        compared = definition.declared.labels if definition else {}
+        return _plain(checkpoint, path, inputs, compared if labels else None), False
     if path is None and preprocessing.source in _IN_MEMORY and not os.path.exists(preprocessing.source):
         raise DataError(
             f"{checkpoint}: was trained on {_IN_MEMORY[preprocessing.source]} in memory, which nothing keeps",
