@@ -12,6 +12,7 @@ import difflib
 import enum
 import functools
 import inspect
+import os
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -557,6 +558,20 @@ def expect_no_foreign(who: str, what: str, given: object, choices: Iterable[str]
     if what == "loss" and not advice:
         advice = "give a LossLayer, or write it with tensors of a graph: lambda y, t: ((y - t) ** 2).mean()"
     raise DataError(f"{who}: {what} is {name} of {library}, which does not know tensors of a graph", fix=advice)
+
+
+def instead_of_graph(given: object) -> str:
+    """What was given where a graph is wanted, for messages: its type, and where its graph is."""
+    from mlcompute.trainer.trainer import Trainer  # which asks for advice itself
+
+    kind = type(given).__name__
+    if isinstance(given, Trainer):
+        return f"{kind}: give trainer.training"
+    if isinstance(given, (str, os.PathLike)):
+        return f"{kind}: mlc.load(path) reads one from a file"
+    if hasattr(given, "state_dict"):
+        return f"{kind}: weights of a module are copied by mlc.from_state_dict(graph, module.state_dict())"
+    return kind
 
 
 def refusing(settings: Mapping[str, str]) -> Callable[[Any, str, Any], None]:

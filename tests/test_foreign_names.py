@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -236,6 +237,35 @@ def test_methods_of_other_tensors(name: str, advice: str) -> None:
     assert not hasattr(x, "no_such_name")
     with pytest.raises(TypeError, match=r"not list; numbers are Tensor\(data="):
         mlc.Tensor([1.0, 2.0])  # type: ignore[arg-type]
+
+
+def test_a_trainer_or_a_module_instead_of_a_graph(tmp_path: Path) -> None:
+    made: Any = trainer()
+    for call in (
+        lambda: mlc.to_state_dict(made),
+        lambda: mlc.from_state_dict(made, {}),
+        lambda: mlc.InferenceGraph([made]),
+        lambda: mlc.Trainer(made, loss="mse"),
+        lambda: mlc.restore(made, tmp_path / "a"),
+        lambda: mlc.report(tmp_path / "a", made),
+        lambda: mlc.LBFGS(made),
+        lambda: mlc.debug.find_nan(made),
+        lambda: mlc.check_gradients(made, {}),
+    ):
+        with pytest.raises(TypeError, match=r"not Trainer: give trainer\.training$"):
+            call()
+    for arguments in ((tmp_path / "a", made), (made, "a")):
+        with pytest.raises(TypeError, match=r"; write trainer\.save\(path\)$"):
+            mlc.save(*arguments)
+    module: Any = torch.nn.Linear(3, 2)
+    for call in (lambda: mlc.TrainingGraph([module]), lambda: mlc.save(tmp_path / "a", module)):
+        with pytest.raises(TypeError, match=r"not Linear: .* mlc\.from_state_dict\(graph, module\.state_dict\(\)\)$"):
+            call()
+    path: Any = str(tmp_path / "a")
+    with pytest.raises(TypeError, match=r"not str: mlc\.load\(path\)"):
+        mlc.Trainer(path)
+    with pytest.raises(TypeError, match=r"not str; write mlc\.restore\(graph, path\)$"):
+        mlc.restore(path, mlc.Graph())
 
 
 def test_no_advice_names_what_is_there() -> None:

@@ -9,7 +9,7 @@ from mlcompute.building.losses import LOSSES
 from mlcompute.device import Device
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, GraphError
-from mlcompute.foreign_names import advice_for_choice, expect_no_foreign
+from mlcompute.foreign_names import advice_for_choice, expect_no_foreign, instead_of_graph
 from mlcompute.graph import Graph, Node
 from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
@@ -73,7 +73,7 @@ def model_from(
         named = outputs_of(declared.predictions if outputs is None else outputs)
         return Model(graph, fed, device, named, group=group)
     if isinstance(graph, InferenceGraph) or not isinstance(graph, Graph):
-        raise TypeError(f"Trainer: needs a Graph or a TrainingGraph, not {type(graph).__name__}")
+        raise TypeError(f"Trainer: needs a Graph or a TrainingGraph, not {instead_of_graph(graph)}")
     nodes = graph.nodes
     if not nodes:
         raise GraphError("Trainer: the graph has no layers", fix="add some: graph.dense(graph.input((32, 8), 'x'), 3)")
