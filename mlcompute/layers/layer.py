@@ -254,7 +254,8 @@ class Layer(ABC):
     def sized(self, tensor: Tensor, slot: str, count: int, meaning: str) -> Tensor:
         """Check that a parameter tensor has exactly `count` elements, in any shape."""
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{type(self).__name__}: {slot} must be a Tensor, not {type(tensor).__name__}")
+            hint = ": mlc.Tensor(data=array)" if hasattr(tensor, "__array__") else ""
+            raise TypeError(f"{type(self).__name__}: {slot} must be a Tensor, not {type(tensor).__name__}{hint}")
         descriptor = tensor.descriptor
         if descriptor.element_count != count:
             raise ShapeError(
