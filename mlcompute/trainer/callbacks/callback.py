@@ -66,8 +66,11 @@ class Callback:
         """Validation or evaluation is over, also when it failed."""
 
     def wants_gradients(self, step: int) -> bool:
-        """Should step `step` of the run (0 is the first) run pass by pass and give its gradients to `on_gradients`?"""
-        return False
+        """Should step `step` of the run (0 is the first) run pass by pass and give its gradients to `on_gradients`?
+
+        By default every step of a callback that has an `on_gradients`.
+        """
+        return type(self).on_gradients is not Callback.on_gradients
 
     def on_gradients(self, step: int, gradients: Mapping[Tensor, Array]) -> None:
         """Called with the gradients of a step, by parameter; `self.trainer.parameter_names` has their names.

@@ -54,23 +54,17 @@ def metrics_by_output(given: Metrics | Mapping[str, Metrics]) -> list[Metric]:
         return [copy.copy(metric) for metric in metrics_from(given)]
     found = []
     for output, some in given.items():
-        for metric in metrics_from(some, output):
+        _expect_list(f"metrics of {output!r}", some)
+        for metric in metrics_from(some):
             one = copy.copy(metric)
             one.output, one.name = output, f"{output}_{metric.name}"
             found.append(one)
     return found
 
 
-def metrics_from(
-    given: Iterable[Metric | str | Callable[[Array, Array], Any]], output: str | None = None
-) -> list[Metric]:
-    """Metrics from what a user wrote; every name once.
-
-    output  whose they are, where they were given by output
-    """
-    if isinstance(given, (str, Metric)) or not isinstance(given, Iterable):
-        of_output = "" if output is None else f" of {output!r}"
-        raise TypeError(f"Trainer: metrics{of_output} must be a list, [{given!r}], not {given!r}")
+def metrics_from(given: Iterable[Metric | str | Callable[[Array, Array], Any]]) -> list[Metric]:
+    """Metrics from what a user wrote; every name once."""
+    _expect_list("metrics", given)
     found: list[Metric] = []
     for one in given:
         if isinstance(one, Metric):
@@ -95,3 +89,8 @@ def metrics_from(
     if twice:
         raise DataError(f"Trainer: metrics cannot share the name {sorted(twice)[0]!r}", fix="give each its own name=")
     return found
+
+
+def _expect_list(what: str, given: object) -> None:
+    if isinstance(given, (str, Metric)) or not isinstance(given, Iterable):
+        raise TypeError(f"Trainer: {what} must be a list, [{given!r}], not {given!r}")
