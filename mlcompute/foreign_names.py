@@ -180,15 +180,19 @@ ATTRIBUTES: dict[str, str] = {
     "TripletMarginLoss": "graph.minimize of an expression: (near - far + margin).relu()",
     "Upsample": f"{_LAYERS}graph.upsample(x, 2)",
     "Variable": "mlc.Tensor(shape=..., data=...)",
+    "activations": "activation='relu' of a layer, or x.relu()",
     "arange": "np.arange(n), or mlc.Tensor(data=np.arange(n))",
+    "array": "mlc.Tensor(data=array)",
     "bfloat16": "mlc.DataType.BFLOAT16, or mlc.Device.gpu(precision='bf16') for all activations",
     "cat": "mlc.concatenate([x, y], axis)",
     "clamp": "x.clip(low, high)",
     "compile": "mlc.Trainer(graph, loss=..., optimizer=...), or TrainingGraph.compile: every graph is compiled",
     "concat": "mlc.concatenate([x, y], axis)",
     "cuda": "mlc.Device.gpu()",
+    "datasets": "mlc.data",
     "einsum": "x @ y, with x.transpose(...) and x.reshape(...)",
     "evaluate": "mlc.Trainer(...).evaluate(x, y)",
+    "export": "mlc.onnx.save(graph, path)",
     "eye": "np.eye(n), or mlc.Tensor(data=np.eye(n))",
     "fit": "mlc.Trainer(...).fit(x, y)",
     "float16": "mlc.DataType.FLOAT16",
@@ -199,11 +203,14 @@ ATTRIBUTES: dict[str, str] = {
     "int32": "mlc.DataType.INT32",
     "int64": "mlc.DataType.INT64",
     "is_available": "mlc.Device.gpu(), which is None where there is no GPU",
+    "jit": "nothing: every graph is compiled",
     "load_model": "mlc.load(path)",
+    "load_weights": "mlc.restore(graph, path)",
     "losses": "graph.loss(prediction, labels, 'mse'), or Trainer(loss='mse')",
     "lr_scheduler": "mlc.schedules",
     "manual_seed": "mlc.Platform.set_rng_seed_to(seed)",
     "matmul": "x @ y",
+    "models": "mlc.Graph: each call of graph.dense(...), graph.convolution(...) adds a layer",
     "nn": f"{_LAYERS}graph.dense(x, outputs)",
     "no_grad": "graph.predict(x), or mlc.InferenceGraph",
     "norm": "(x ** 2).sum(axis).sqrt()",
@@ -216,11 +223,14 @@ ATTRIBUTES: dict[str, str] = {
     "randn": "np.random.default_rng(seed).standard_normal(shape), or graph.random_normal(x)",
     "relu": "x.relu(), or activation='relu' of a layer",
     "save_model": "mlc.save(path, graph)",
+    "save_weights": "mlc.save(path, graph)",
     "set_seed": "mlc.Platform.set_rng_seed_to(seed)",
     "softmax": "x.softmax(-1)",
     "summary": "print(graph.summary())",
     "topk": "graph.top_k(x, k)",
+    "train": "mlc.Trainer(...).fit(x, y)",
     "utils": "arrays, or any iterable of batches, for Trainer.fit",
+    "value_and_grad": "graph.minimize(loss), and training.gradients() after execute_gradient",
     "zeros": "mlc.Tensor(shape=..., fill_with_data=0.0)",
 }
 
@@ -403,6 +413,43 @@ TRAINER_ATTRIBUTES: dict[str, str] = {
 
 _INTEGER = "'softmax_cross_entropy', which takes integer class labels as they are"
 _BINARY = "'sigmoid_cross_entropy' for logits, 'log' for probabilities"
+#: NAME of a submodule elsewhere -> what to write here.
+MEMBERS: dict[str, dict[str, str]] = {
+    "callbacks": {
+        "BackupAndRestore": "ModelCheckpoint, and fit(resume=path)",
+        "EMA": "ExponentialMovingAverage",
+        "History": "what fit returns",
+        "LambdaCallback": "a class derived from Callback",
+        "LearningRateMonitor": "history['learning_rate'], which is always there",
+        "ProgressBar": "fit(verbose=...)",
+    },
+    "data": {
+        "csv": "read_csv",
+        "from_csv": "read_csv",
+        "from_tensor_slices": "arrays",
+        "image_dataset_from_directory": "images(folder, size=64)",
+    },
+    "metrics": {
+        "AUROC": "AUC",
+        "F1Score": "F1",
+        "JaccardIndex": "IoU",
+        "MAE": "MeanAbsoluteError",
+        "MSE": "MeanSquaredError",
+        "R2Score": "R2",
+        "RMSE": "RootMeanSquaredError",
+        "SparseCategoricalAccuracy": "Accuracy",
+    },
+    "onnx": {"export": "save(graph, path)", "load_model": "load(path)", "save_model": "save(graph, path)"},
+    "schedules": {
+        "CosineAnnealingLR": "Cosine",
+        "CosineDecay": "Cosine",
+        "ExponentialDecay": "mlc.callbacks.LearningRateScheduler(lambda epoch, rate: 0.9 * rate)",
+        "OneCycleLR": "OneCycle",
+        "ReduceLROnPlateau": "mlc.callbacks.ReduceLROnPlateau",
+        "StepLR": "Step",
+    },
+}
+
 #: A string elsewhere -> what to say here.
 CHOICES: dict[str, str] = {
     "acc": "'accuracy'",
@@ -455,6 +502,20 @@ def advice_for_attribute(name: str, table: Mapping[str, str] = ATTRIBUTES, owner
     if not found and (table is ATTRIBUTES or table is TENSOR_ATTRIBUTES):
         found = _layer(name)
     return f": use {found}" if found else ""
+
+
+def no_member(module: str, name: str, names: Iterable[str]) -> AttributeError:
+    """What a submodule raises for a name it does not have: what is meant, or all that it has.
+
+    names  what it has
+    """
+    known = sorted(names)
+    short = module.rpartition(".")[2]
+    meant = MEMBERS.get(short, {}).get(name) or respelled(name, known)
+    meant = meant or next(iter(difflib.get_close_matches(name, known, 1, 0.7)), "")
+    meant = meant or (ATTRIBUTES.get(name, "") if short == "data" else "")
+    advice = f": use {meant}" if meant else f"; it has {', '.join(known)}" if known else ""
+    return AttributeError(f"module {module!r} has no attribute {name!r}{'' if name.startswith('_') else advice}")
 
 
 def respelled(name: str, known: Iterable[str]) -> str:

@@ -239,6 +239,30 @@ def test_methods_of_other_tensors(name: str, advice: str) -> None:
         mlc.Tensor([1.0, 2.0])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("module", sorted(foreign_names.MEMBERS))
+def test_members_of_modules(module: str) -> None:
+    owner = getattr(mlc, module)
+    for name, meant in foreign_names.MEMBERS[module].items():
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}': use {re.escape(meant)}$"):
+            getattr(owner, name)
+        if meant.isidentifier():
+            assert hasattr(owner, meant)
+    with pytest.raises(AttributeError, match=r"has no attribute 'Zebra'; it has .*, "):
+        owner.Zebra  # noqa: B018
+    assert not hasattr(owner, "__path_of_nobody__")
+
+
+def test_names_nearly_right() -> None:
+    for owner, name, meant in (
+        (mlc.initializers, "he_normal", "HeNormal"),
+        (mlc.callbacks, "EarlyStoping", "EarlyStopping"),
+        (mlc.data, "DataLoader", "arrays, or any iterable of batches"),
+        (mlc.schedules, "Cosin", "Cosine"),
+    ):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}': use {meant}"):
+            getattr(owner, name)
+
+
 def test_a_trainer_or_a_module_instead_of_a_graph(tmp_path: Path) -> None:
     made: Any = trainer()
     for call in (
