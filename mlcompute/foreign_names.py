@@ -12,6 +12,7 @@ import difflib
 import enum
 import functools
 import inspect
+import os
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -36,6 +37,7 @@ KEYWORDS: dict[str, str | tuple[str, ...]] = {
     "convolution_weights_with_width": "write TensorDescriptor.convolution_weights(width=..., height=..., ...)",
     "criterion": ("loss",),
     "depthwise_with_kernel_width": "write ConvolutionDescriptor.depthwise_convolution((height, width), ...)",
+    "dataset": ("x",),
     "dilation_rate": ("dilation",),
     "dim": ("axis", "dimension", "dimensions", "class_axis"),
     "do_sample": "say temperature=1.0",
@@ -45,6 +47,7 @@ KEYWORDS: dict[str, str | tuple[str, ...]] = {
     "eos_token_id": ("end_token",),
     "eps": ("epsilon",),
     "filters": ("channels",),
+    "hidden": ("hidden_layer_sizes",),
     "hidden_size": ("hidden",),
     "in_channels": "leave it out: it is that of the source",
     "in_features": "leave it out: it is that of the source",
@@ -60,13 +63,17 @@ KEYWORDS: dict[str, str | tuple[str, ...]] = {
     "kernel_size": ("kernel",),
     "key_dim": ("key_dimension",),
     "key_padding_mask": ("key_mask",),
+    "labels": ("y",),
+    "learning_rate_init": ("learning_rate",),
     "loss_fn": ("loss",),
     "lr": ("learning_rate",),
     "max": ("high",),
     "max_epochs": ("epochs",),
+    "max_iter": ("epochs",),
     "max_length": ("count",),
     "max_new_tokens": ("count",),
     "max_norm": ("maximum_norm",),
+    "max_queue_size": "leave it out: batches are prepared ahead on a thread",
     "min": ("low",),
     "mode": ("kind",),
     "momentum": ("momentum_scale",),
@@ -76,6 +83,7 @@ KEYWORDS: dict[str, str | tuple[str, ...]] = {
     "num_groups": ("groups",),
     "num_heads": ("heads",),
     "num_layers": ("layers",),
+    "num_workers": "leave it out: batches are prepared ahead on a thread",
     "optim": ("optimizer",),
     "out_channels": ("channels",),
     "out_features": ("outputs",),
@@ -83,6 +91,7 @@ KEYWORDS: dict[str, str | tuple[str, ...]] = {
     "p": ("rate",),
     "padding_idx": ("padding_index",),
     "pool_size": ("kernel",),
+    "random_state": "say mlc.Platform.set_rng_seed_to(seed) before the graph is built",
     "recurrent_dropout": ("dropout",),
     "reflection_padding": "write PaddingLayer.reflection_padding([...])",
     "return_sequences": ("returns_sequences",),
@@ -90,19 +99,30 @@ KEYWORDS: dict[str, str | tuple[str, ...]] = {
     "sample_weights": ("sample_weight",),
     "save_weights_only": "leave it out: a checkpoint holds weights, optimizer and the run",
     "scale_factor": ("factor",),
+    "seed": ("shuffle_seed",),
+    "solver": ("optimizer",),
     "start_dim": ("first",),
     "strides": ("stride",),
     "symmetric_padding": "write PaddingLayer.symmetric_padding([...])",
+    "targets": ("y",),
+    "train_data": ("x",),
+    "train_dataset": ("x",),
     "trainable": ("updates",),
     "transpose_with_kernel_width": "write ConvolutionDescriptor.convolution_transpose((height, width), ...)",
     "type": ("activation_type", "convolution_type", "loss_type", "pooling_type"),
     "unbiased": ("correction",),
     "units": ("outputs", "hidden"),
     "use_bias": ("biases",),
+    "use_multiprocessing": "leave it out: batches are prepared ahead on a thread",
+    "validation_batch_size": "leave it out: validation runs in batches of the graph's size",
     "validation_data": ("validation",),
+    "validation_freq": "leave it out: validation follows every epoch",
+    "validation_steps": "leave it out: all validation data is used, and must end: itertools.islice(batches, 10)",
     "verbose": "leave it out: fit(verbose=) says what is shown",
     "vocab_size": ("count",),
     "zero_padding": "write PaddingLayer.zero_padding([...])",
+    "weight_decay": "it is a setting of optimizers: optimizer=mlc.AdamWOptimizer(learning_rate=..., weight_decay=...)",
+    "workers": "leave it out: batches are prepared ahead on a thread",
 }
 
 _LAYERS = "a layer of a graph, graph = mlc.Graph(): "
@@ -173,15 +193,19 @@ ATTRIBUTES: dict[str, str] = {
     "TripletMarginLoss": "graph.minimize of an expression: (near - far + margin).relu()",
     "Upsample": f"{_LAYERS}graph.upsample(x, 2)",
     "Variable": "mlc.Tensor(shape=..., data=...)",
+    "activations": "activation='relu' of a layer, or x.relu()",
     "arange": "np.arange(n), or mlc.Tensor(data=np.arange(n))",
+    "array": "mlc.Tensor(data=array)",
     "bfloat16": "mlc.DataType.BFLOAT16, or mlc.Device.gpu(precision='bf16') for all activations",
     "cat": "mlc.concatenate([x, y], axis)",
     "clamp": "x.clip(low, high)",
     "compile": "mlc.Trainer(graph, loss=..., optimizer=...), or TrainingGraph.compile: every graph is compiled",
     "concat": "mlc.concatenate([x, y], axis)",
     "cuda": "mlc.Device.gpu()",
+    "datasets": "mlc.data",
     "einsum": "x @ y, with x.transpose(...) and x.reshape(...)",
     "evaluate": "mlc.Trainer(...).evaluate(x, y)",
+    "export": "mlc.onnx.save(graph, path)",
     "eye": "np.eye(n), or mlc.Tensor(data=np.eye(n))",
     "fit": "mlc.Trainer(...).fit(x, y)",
     "float16": "mlc.DataType.FLOAT16",
@@ -192,11 +216,14 @@ ATTRIBUTES: dict[str, str] = {
     "int32": "mlc.DataType.INT32",
     "int64": "mlc.DataType.INT64",
     "is_available": "mlc.Device.gpu(), which is None where there is no GPU",
+    "jit": "nothing: every graph is compiled",
     "load_model": "mlc.load(path)",
+    "load_weights": "mlc.restore(graph, path)",
     "losses": "graph.loss(prediction, labels, 'mse'), or Trainer(loss='mse')",
     "lr_scheduler": "mlc.schedules",
     "manual_seed": "mlc.Platform.set_rng_seed_to(seed)",
     "matmul": "x @ y",
+    "models": "mlc.Graph: each call of graph.dense(...), graph.convolution(...) adds a layer",
     "nn": f"{_LAYERS}graph.dense(x, outputs)",
     "no_grad": "graph.predict(x), or mlc.InferenceGraph",
     "norm": "(x ** 2).sum(axis).sqrt()",
@@ -209,11 +236,14 @@ ATTRIBUTES: dict[str, str] = {
     "randn": "np.random.default_rng(seed).standard_normal(shape), or graph.random_normal(x)",
     "relu": "x.relu(), or activation='relu' of a layer",
     "save_model": "mlc.save(path, graph)",
+    "save_weights": "mlc.save(path, graph)",
     "set_seed": "mlc.Platform.set_rng_seed_to(seed)",
     "softmax": "x.softmax(-1)",
     "summary": "print(graph.summary())",
     "topk": "graph.top_k(x, k)",
+    "train": "mlc.Trainer(...).fit(x, y)",
     "utils": "arrays, or any iterable of batches, for Trainer.fit",
+    "value_and_grad": "graph.minimize(loss), and training.gradients() after execute_gradient",
     "zeros": "mlc.Tensor(shape=..., fill_with_data=0.0)",
 }
 
@@ -329,6 +359,7 @@ GRAPH_ATTRIBUTES: dict[str, str] = {
     "gelu": "graph.activation(x, 'gelu'), or activation='gelu' of a layer",
     "get_weights": "mlc.to_state_dict(graph), or graph.layer(name).weights",
     "group_norm": "graph.normalize(x, 'group')",
+    "inputs": "what graph.input(...) returned",
     "instance_norm": "graph.normalize(x, 'instance')",
     "layer_norm": "graph.normalize(x, 'layer')",
     "linear": "graph.dense(x, outputs)",
@@ -341,6 +372,7 @@ GRAPH_ATTRIBUTES: dict[str, str] = {
     "mse_loss": "graph.loss(y, labels, 'mse')",
     "multihead_attention": "graph.attention(x, heads=...)",
     "named_parameters": "mlc.to_state_dict(graph), or graph.layer(name).weights",
+    "outputs": "what graph.dense(...) and other builders returned",
     "parameters": "mlc.to_state_dict(graph), or graph.layer(name).weights",
     "relu": "graph.activation(x, 'relu'), or activation='relu' of a layer",
     "rms_norm": "graph.normalize(x, 'rms')",
@@ -364,15 +396,28 @@ GRAPH_ATTRIBUTES: dict[str, str] = {
 
 #: trainer.NAME elsewhere -> what to write here.
 TRAINER_ATTRIBUTES: dict[str, str] = {
+    "batch_size": "fit(batch_size=...)",
     "compile": "Trainer(graph, loss=..., optimizer=..., metrics=[...])",
+    "eval": "evaluate(x, y); predict(x) runs without dropout",
+    "evaluate_generator": "evaluate(x)",
     "fit_generator": "fit(x, y)",
+    "freeze": "graph.freeze(name) of the graph it was made of",
+    "get_weights": "copy_weights()",
+    "graph": "training, the graph that is trained",
+    "layers": "training.layers",
+    "load": "mlc.Trainer(mlc.load(path)), or fit(..., resume=path)",
+    "load_state_dict": "mlc.from_state_dict(trainer.training, weights)",
     "load_weights": "mlc.load(path), or mlc.from_state_dict(trainer.training, weights)",
+    "lr": "learning_rate",
+    "predict_classes": "predict(x).argmax(axis=1)",
+    "predict_generator": "predict(x)",
     "predict_proba": "predict(x), and softmax of what it answers",
     "save_weights": "save(path)",
     "score": "evaluate(x, y)",
     "state_dict": "mlc.to_state_dict(trainer.training)",
     "summary": "print(trainer.training.summary())",
     "test": "evaluate(x, y)",
+    "to": "Trainer(graph, device=mlc.Device.gpu())",
     "train": "fit(x, y)",
     "train_on_batch": "training.execute(inputs, labels): one step of the training graph",
     "training_step": "training.execute(inputs, labels): one step of the training graph",
@@ -381,6 +426,43 @@ TRAINER_ATTRIBUTES: dict[str, str] = {
 
 _INTEGER = "'softmax_cross_entropy', which takes integer class labels as they are"
 _BINARY = "'sigmoid_cross_entropy' for logits, 'log' for probabilities"
+#: NAME of a submodule elsewhere -> what to write here.
+MEMBERS: dict[str, dict[str, str]] = {
+    "callbacks": {
+        "BackupAndRestore": "ModelCheckpoint, and fit(resume=path)",
+        "EMA": "ExponentialMovingAverage",
+        "History": "what fit returns",
+        "LambdaCallback": "a class derived from Callback",
+        "LearningRateMonitor": "history['learning_rate'], which is always there",
+        "ProgressBar": "fit(verbose=...)",
+    },
+    "data": {
+        "csv": "read_csv",
+        "from_csv": "read_csv",
+        "from_tensor_slices": "arrays",
+        "image_dataset_from_directory": "images(folder, size=64)",
+    },
+    "metrics": {
+        "AUROC": "AUC",
+        "F1Score": "F1",
+        "JaccardIndex": "IoU",
+        "MAE": "MeanAbsoluteError",
+        "MSE": "MeanSquaredError",
+        "R2Score": "R2",
+        "RMSE": "RootMeanSquaredError",
+        "SparseCategoricalAccuracy": "Accuracy",
+    },
+    "onnx": {"export": "save(graph, path)", "load_model": "load(path)", "save_model": "save(graph, path)"},
+    "schedules": {
+        "CosineAnnealingLR": "Cosine",
+        "CosineDecay": "Cosine",
+        "ExponentialDecay": "mlc.callbacks.LearningRateScheduler(lambda epoch, rate: 0.9 * rate)",
+        "OneCycleLR": "OneCycle",
+        "ReduceLROnPlateau": "mlc.callbacks.ReduceLROnPlateau",
+        "StepLR": "Step",
+    },
+}
+
 #: A string elsewhere -> what to say here.
 CHOICES: dict[str, str] = {
     "acc": "'accuracy'",
@@ -433,6 +515,20 @@ def advice_for_attribute(name: str, table: Mapping[str, str] = ATTRIBUTES, owner
     if not found and (table is ATTRIBUTES or table is TENSOR_ATTRIBUTES):
         found = _layer(name)
     return f": use {found}" if found else ""
+
+
+def no_member(module: str, name: str, names: Iterable[str]) -> AttributeError:
+    """What a submodule raises for a name it does not have: what is meant, or all that it has.
+
+    names  what it has
+    """
+    known = sorted(names)
+    short = module.rpartition(".")[2]
+    meant = MEMBERS.get(short, {}).get(name) or respelled(name, known)
+    meant = meant or next(iter(difflib.get_close_matches(name, known, 1, 0.7)), "")
+    meant = meant or (ATTRIBUTES.get(name, "") if short == "data" else "")
+    advice = f": use {meant}" if meant else f"; it has {', '.join(known)}" if known else ""
+    return AttributeError(f"module {module!r} has no attribute {name!r}{'' if name.startswith('_') else advice}")
 
 
 def respelled(name: str, known: Iterable[str]) -> str:
@@ -537,6 +633,20 @@ def expect_no_foreign(who: str, what: str, given: object, choices: Iterable[str]
     if what == "loss" and not advice:
         advice = "give a LossLayer, or write it with tensors of a graph: lambda y, t: ((y - t) ** 2).mean()"
     raise DataError(f"{who}: {what} is {name} of {library}, which does not know tensors of a graph", fix=advice)
+
+
+def instead_of_graph(given: object) -> str:
+    """What was given where a graph is wanted, for messages: its type, and where its graph is."""
+    from mlcompute.trainer.trainer import Trainer  # which asks for advice itself
+
+    kind = type(given).__name__
+    if isinstance(given, Trainer):
+        return f"{kind}: give trainer.training"
+    if isinstance(given, (str, os.PathLike)):
+        return f"{kind}: mlc.load(path) reads one from a file"
+    if hasattr(given, "state_dict"):
+        return f"{kind}: weights of a module are copied by mlc.from_state_dict(graph, module.state_dict())"
+    return kind
 
 
 def refusing(settings: Mapping[str, str]) -> Callable[[Any, str, Any], None]:

@@ -41,7 +41,7 @@ from mlcompute.layers.shaping import ReshapeLayer, TransposeLayer
 from mlcompute.layers.split import SplitLayer
 from mlcompute.runtime.tensor_state import state_of
 from mlcompute.seeing import viewing
-from mlcompute.tensor import Tensor, result_tensor
+from mlcompute.tensor import Tensor, TensorDescriptor, result_tensor
 from mlcompute.tensor_data import Array, ArrayLike, read_array
 
 if TYPE_CHECKING:
@@ -79,7 +79,15 @@ class Node(_Referenced):
         try:
             layer.check_sources(descriptors)
             layer_state(layer).source_feature_axes = known
-            results = [result_tensor(descriptor) for descriptor in layer.results(descriptors)]
+            declared = layer.results(descriptors)
+            if not isinstance(declared, (list, tuple)) or not all(
+                isinstance(one, TensorDescriptor) for one in declared
+            ):
+                kind = type(declared).__name__
+                raise TypeError(
+                    f"{layer.who}: results must return a list of TensorDescriptors, not {kind} {declared!r}"
+                )
+            results = [result_tensor(descriptor) for descriptor in declared]
         except (ShapeError, DataError) as error:
             described = (f"{t.descriptor.shape} {_producer_label(t)}" for t in (*sources, *labels))
             error.add_fact("sources", ", ".join(described))

@@ -17,12 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlcompute.enums import RandomInitializerType
 from mlcompute.errors import DataError
+from mlcompute.foreign_names import no_member
 
 __all__ = [
     "Constant",
@@ -229,3 +230,9 @@ BY_NAME: dict[str, RandomInitializerType | Initializer] = {
     "zeros": Constant(0.0),
     "ones": Constant(1.0),
 }
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+
+    def __getattr__(name: str) -> None:
+        raise no_member(__name__, name, __all__)

@@ -15,6 +15,7 @@ import mlcompute as mlc
 from mlcompute.building.builder import Activation
 from mlcompute.building.choices import LossName, OptimizerName
 from mlcompute.errors import DataError
+from mlcompute.foreign_names import answers_foreign_keywords
 from mlcompute.layers.arguments import number_of
 
 try:
@@ -30,6 +31,7 @@ _seeded = threading.Lock()
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]
+    @answers_foreign_keywords
     def __init__(
         self,
         hidden_layer_sizes: Sequence[int] | int = (100,),

@@ -484,3 +484,24 @@ def test_half_precision_gives_half_precision_parameters() -> None:
 def test_every_builder_is_documented() -> None:
     for name, method in inspect.getmembers(mlc.Graph, inspect.isfunction):
         assert name.startswith("_") or (method.__doc__ or "").strip(), name
+
+
+def test_what_is_read_in_another_order_than_it_seems_is_warned_about() -> None:
+    """Kernels of Keras, the weights of an encoder in its decoder, and grey images without a channel fit by chance."""
+    graph = mlc.Graph()
+    x = graph.input((3, 4), "x")
+    code = graph.dense(x, 2, name="encoder")
+    for make in (
+        lambda: graph.dense(x, 5, weights=mlc.Tensor(data=np.zeros((4, 5), np.float32))),
+        lambda: graph.dense(code, 4, weights=graph.layer("encoder").weights),
+    ):
+        with pytest.warns(UserWarning, match=r"outputs first, and not transposed\..*array\.T\.copy\(\).*x @ weights"):
+            make()
+    graph.dense(x, 5, weights=mlc.Tensor(data=np.zeros((5, 4), np.float32)))
+    decoded = code @ graph.layer("encoder").weights
+    assert decoded.shape == (3, 4)
+    for build in (graph.convolution, graph.pool):
+        grey = graph.input((3, 28, 28), build.__name__)
+        with pytest.warns(UserWarning, match=r"read as 28 channels of length 28.*array\[:, None\]"):
+            build(grey, 2)  # type: ignore[operator]
+    graph.convolution(graph.input((3, 2, 28), "signal"), 2)

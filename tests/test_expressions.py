@@ -199,6 +199,20 @@ def test_which_graph_an_expression_is_added_to() -> None:
     assert all(tensor.graph is copied for node in copied.nodes for tensor in (*node.sources, *node.results))
 
 
+def test_the_maximum_and_its_place_of_pytorch() -> None:
+    """q.max(1)[0] is all the largest values there, and the largest of the first sample here."""
+    with mlc.Graph() as graph:
+        x = graph.input((4, 6), "x")
+    for make, meant in (
+        (lambda: x.max(1)[0], r"max\(axis\)\[0\] is max\(axis\) alone"),
+        (lambda: x.max(1)[1], r"max\(axis\)\[1\] is argmax\(axis\)"),
+        (lambda: x.min(1)[1], r"min\(axis\)\[1\] is \(-x\)\.argmax\(axis\)"),
+    ):
+        with pytest.warns(UserWarning, match=meant):
+            make()
+    assert [one.shape for one in (x.max()[0], x.max(1)[:1], x.max(1)[2], x.sum(1)[0])] == [(1,)] * 4
+
+
 def test_backwards_and_lists_of_indices() -> None:
     graph = mlc.Graph()
     x = graph.input((4, 3, 5), "x")

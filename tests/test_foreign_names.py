@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,13 @@ WORDS: dict[str, tuple[Callable[[], Any], str]] = {
     "lr": (lambda: mlc.OptimizerDescriptor(lr=0.1), "use learning_rate="),  # type: ignore[call-arg]
     "trainer lr": (lambda: mlc.Trainer(g, loss="mse", lr=0.1), "use learning_rate="),  # type: ignore[call-arg]
     "validation_data": (lambda: trainer().fit(1, validation_data=2), "use validation="),  # type: ignore[call-arg]
+    "validation_steps": (
+        lambda: trainer().fit(1, validation_steps=2),  # type: ignore[call-arg]
+        "leave it out: all validation data is used, and must end",
+    ),
+    "labels": (lambda: trainer().fit(1, labels=2), "use y="),  # type: ignore[call-arg]
+    "seed": (lambda: trainer().fit(1, seed=2), "use shuffle_seed="),  # type: ignore[call-arg]
+    "weight_decay": (lambda: mlc.Trainer(g, weight_decay=0.1), "optimizer=mlc.AdamWOptimizer("),  # type: ignore[call-arg]
     "nearly": (lambda: trainer().fit(1, epoch=2), "use epochs="),  # type: ignore[call-arg]
     "axis": (lambda: g.concatenate([image, image], axis=1), "use dimension="),  # type: ignore[call-arg]
     "dim of split": (lambda: g.split(image, split_count=3, dim=1), "use dimension="),  # type: ignore[call-arg]
@@ -246,6 +254,59 @@ def test_methods_of_other_tensors(name: str, advice: str) -> None:
     assert not hasattr(x, "no_such_name")
     with pytest.raises(TypeError, match=r"not list; numbers are Tensor\(data="):
         mlc.Tensor([1.0, 2.0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("module", sorted(foreign_names.MEMBERS))
+def test_members_of_modules(module: str) -> None:
+    owner = getattr(mlc, module)
+    for name, meant in foreign_names.MEMBERS[module].items():
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}': use {re.escape(meant)}$"):
+            getattr(owner, name)
+        if meant.isidentifier():
+            assert hasattr(owner, meant)
+    with pytest.raises(AttributeError, match=r"has no attribute 'Zebra'; it has .*, "):
+        owner.Zebra  # noqa: B018
+    assert not hasattr(owner, "__path_of_nobody__")
+
+
+def test_names_nearly_right() -> None:
+    for owner, name, meant in (
+        (mlc.initializers, "he_normal", "HeNormal"),
+        (mlc.callbacks, "EarlyStoping", "EarlyStopping"),
+        (mlc.data, "DataLoader", "arrays, or any iterable of batches"),
+        (mlc.schedules, "Cosin", "Cosine"),
+    ):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}': use {meant}"):
+            getattr(owner, name)
+
+
+def test_a_trainer_or_a_module_instead_of_a_graph(tmp_path: Path) -> None:
+    made: Any = trainer()
+    for call in (
+        lambda: mlc.to_state_dict(made),
+        lambda: mlc.from_state_dict(made, {}),
+        lambda: mlc.InferenceGraph([made]),
+        lambda: mlc.Trainer(made, loss="mse"),
+        lambda: mlc.restore(made, tmp_path / "a"),
+        lambda: mlc.report(tmp_path / "a", made),
+        lambda: mlc.LBFGS(made),
+        lambda: mlc.debug.find_nan(made),
+        lambda: mlc.check_gradients(made, {}),
+    ):
+        with pytest.raises(TypeError, match=r"not Trainer: give trainer\.training$"):
+            call()
+    for arguments in ((tmp_path / "a", made), (made, "a")):
+        with pytest.raises(TypeError, match=r"; write trainer\.save\(path\)$"):
+            mlc.save(*arguments)
+    module: Any = torch.nn.Linear(3, 2)
+    for call in (lambda: mlc.TrainingGraph([module]), lambda: mlc.save(tmp_path / "a", module)):
+        with pytest.raises(TypeError, match=r"not Linear: .* mlc\.from_state_dict\(graph, module\.state_dict\(\)\)$"):
+            call()
+    path: Any = str(tmp_path / "a")
+    with pytest.raises(TypeError, match=r"not str: mlc\.load\(path\)"):
+        mlc.Trainer(path)
+    with pytest.raises(TypeError, match=r"not str; write mlc\.restore\(graph, path\)$"):
+        mlc.restore(path, mlc.Graph())
 
 
 def test_no_advice_names_what_is_there() -> None:

@@ -107,3 +107,10 @@ def test_scikit_learn_is_imported_on_demand() -> None:
     code += "import mlcompute.sklearn"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "pip install mlcompute[sklearn]" in ran.stderr
+
+
+def test_settings_of_the_networks_of_scikit_learn() -> None:
+    for given, ours in (("max_iter", "epochs"), ("solver", "optimizer"), ("learning_rate_init", "learning_rate")):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{given}': use {ours}="):
+            MLCClassifier(**{given: 1})
+    assert MLCRegressor(epochs=3).get_params()["epochs"] == 3

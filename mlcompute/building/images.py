@@ -167,6 +167,11 @@ def _spatial(self: Graph, method: str, x: Tensor) -> tuple[int, ...]:
             f"{who}: the source {shape} '{x.label}' is read as {shape[1]} channels of {shape[2]} x {shape[3]}. Images "
             "with channels last, as in Keras, are fed as (n, channels, height, width): array.transpose(0, 3, 1, 2)"
         )
+    if len(shape) == 3 and state_of(x).producer is None and shape[1] == shape[2] > 4:
+        warn(
+            f"{who}: the source {shape} '{x.label}' is read as {shape[1]} channels of length {shape[2]}. Grey images "
+            "are fed with a channel, (n, 1, height, width): array[:, None]"
+        )
     return shape[1:]
 
 
@@ -219,6 +224,11 @@ def dense(
     inputs = shape[1] if is_pixel else shape[-1]
     if weights is None:
         weights = fresh(outputs, inputs, like=x, initializer=initializer)
+    elif isinstance(weights, Tensor) and weights.shape == (inputs, outputs) and inputs != outputs:
+        warn(
+            f"{who}: weights of shape {(inputs, outputs)} are read in the order {(outputs, inputs)}, outputs first, "
+            "and not transposed. With inputs first, as in Keras: array.T.copy(); those of another layer: x @ weights"
+        )
     layer = FullyConnectedLayer(weights, biases_of(who, biases, outputs, x), _channels(inputs, outputs))
     return build(self, layer, [x], name, "dense", activation=activation, updates=updates)
 

@@ -10,7 +10,9 @@ import numpy as np
 from mlcompute.building.builder import build
 from mlcompute.building.contents import undone_on_error
 from mlcompute.building.expressions import arranged, concatenate, graph_of
-from mlcompute.errors import ShapeError
+from mlcompute.enums import ReductionType
+from mlcompute.errors import ShapeError, warn
+from mlcompute.layers.reduction import ReductionLayer
 from mlcompute.layers.shaping import SliceLayer
 from mlcompute.tensor import Tensor
 
@@ -26,6 +28,8 @@ def index(x: Tensor, key: Any) -> Tensor:
         return _picked(who, x, given, picking)
     cuts, order = _resolved(who, x.shape, given)
     graph, result = graph_of(who, x), x
+    if isinstance(key, int) and key in (0, 1):
+        _warn_of_pairs(graph, x, key)
     if any(cut != _WHOLE_AXIS for cut in cuts):
         layer = SliceLayer([start for start, _, _ in cuts], [end for _, end, _ in cuts], [step for _, _, step in cuts])
         result = build(graph, layer, [x], "", "slice")
@@ -33,6 +37,20 @@ def index(x: Tensor, key: Any) -> Tensor:
         return result
     name = "" if result is x else f"{result.label}_reshape"
     return build(graph, arranged(result.shape, order), [result], name, "reshape")
+
+
+def _warn_of_pairs(graph: Graph, x: Tensor, key: int) -> None:
+    """In PyTorch, max(axis)[0] is all the largest values, and not the first of them."""
+    layer = next((node.layer for node in reversed(graph.nodes) if x in node.results), None)
+    kinds = {ReductionType.MAX: "max", ReductionType.MIN: "min"}
+    if not isinstance(layer, ReductionLayer) or layer.reduction_type not in kinds or x.descriptor.element_count == 1:
+        return
+    name = kinds[layer.reduction_type]
+    meant = f"{name}(axis) alone" if key == 0 else "argmax(axis)" if name == "max" else "(-x).argmax(axis)"
+    warn(
+        f"Tensor '{x.label}'[{key}]: {name}(axis) gives values without their places, and [{key}] picks one of these "
+        f"values; what PyTorch calls {name}(axis)[{key}] is {meant}"
+    )
 
 
 #: A list of more indices is refused: each run of equal steps becomes a layer.

@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mlcompute.cli.arguments import count
 from mlcompute.data import Augment, Dataset, load, preprocessing_of
-from mlcompute.data.array_file import read_arrays
+from mlcompute.data.array_file import named_arrays, read_arrays
 from mlcompute.data.columns import KINDS
 from mlcompute.data.loading import BUILT_IN, FORMATS
 from mlcompute.data.paths import existing
 from mlcompute.errors import DataError, Error
+from mlcompute.graph import Graph
+from mlcompute.runtime.definition import definition_of
 from mlcompute.saving import Checkpoint
+from mlcompute.tensor import Tensor
 
 HELP = f"{FORMATS}; or {', '.join(BUILT_IN)}, which come with the package"
 
@@ -103,14 +106,19 @@ def expect_no_options(args: argparse.Namespace, who: str) -> None:
         )
 
 
-def read_for(checkpoint: str, path: str | None, *, labels: bool, everything: bool) -> tuple[Dataset, bool]:
-    """(data for a trained model, is it the part that was held out?).
+def read_for(
+    checkpoint: str, graph: Graph, path: str | None, *, labels: bool, everything: bool
+) -> tuple[Dataset, bool]:
+    """(data for the trained model in a checkpoint, is it the part that was held out?).
 
     Without a path, and for the data it was trained on, what was held out in training unless everything is wanted.
     """
     preprocessing = preprocessing_of(checkpoint)
     if preprocessing is None:
-        return _plain(checkpoint, path, labels), False
+        definition = definition_of(graph)
+        inputs = definition.declared.inputs if definition else {}
+        compared = definition.declared.labels if definition else {}
+        return _plain(checkpoint, path, inputs, compared if labels else None), False
     if path is None and preprocessing.source in _IN_MEMORY and not os.path.exists(preprocessing.source):
         raise DataError(
             f"{checkpoint}: was trained on {_IN_MEMORY[preprocessing.source]} in memory, which nothing keeps",
@@ -149,15 +157,22 @@ def _expect_trained_on(checkpoint: str, path: str, samples: int) -> None:
         )
 
 
-def _plain(checkpoint: str, path: str | None, labels: bool) -> Dataset:
-    """Data for a model that does not know what it was trained on: its own test samples, else all."""
+def _plain(
+    checkpoint: str, path: str | None, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor] | None
+) -> Dataset:
+    """Data for a model that does not know what it was trained on: its own test samples, else all.
+
+    labels  what the model compares with; None: none are wanted
+    """
     if path is None:
         raise DataError(
             f"{checkpoint}: was trained on arrays, and nothing in it says which",
             fix="name data: --data PATH to evaluate, a file to predict",
         )
     is_array = Path(path).suffix in (".npy", ".npz")
-    if is_array and not labels:
+    if is_array and (len(inputs) > 1 or len(labels or ()) > 1):
+        return _by_name(path, inputs, labels or {})
+    if is_array and labels is None:
         found = read_arrays(existing(path))
         if "x_train" not in found and "x_test" not in found:
             raise DataError(f"{path}: lacks x", found=", ".join(found) or "nothing", expected="samples as x or x_test")
@@ -165,6 +180,30 @@ def _plain(checkpoint: str, path: str | None, labels: bool) -> Dataset:
     # Arrays are fed to a network of the user's as they are.
     data = load(path, validation=0.0, **({"images": False, "standardize": False} if is_array else {}))
     return data if data.validation is None else data.validation
+
+
+def _by_name(path: str, inputs: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> Dataset:
+    """Arrays called as inputs and labels of a graph are, or NAME_test; x and y of the only one."""
+    found = named_arrays(existing(path))
+    parts: list[dict[str, Any]] = []
+    for tensors, usual in ((inputs, "x"), (labels, "y")):
+        part = {}
+        for name in tensors:
+            keys = [name] if len(tensors) > 1 else [name, usual]
+            known = [key for one in keys for key in (f"{one}_test", one) if key in found]
+            if known:
+                part[name] = found[known[0]]
+        parts.append(part)
+    x, y = parts
+    missing = [name for name in labels if name not in y] + ([] if x else list(inputs))
+    if missing:  # which inputs predictions need is for the model to say
+        wanted = ", ".join(f"{name} {tensor.descriptor.shape}" for name, tensor in {**inputs, **labels}.items())
+        raise DataError(
+            f"{path}: lacks {', '.join(missing)}",
+            found=", ".join(found) or "nothing",
+            expected=f"an array for each of {wanted}; np.savez(path, {missing[0]}=..., ...) writes them",
+        )
+    return Dataset(Path(path).stem, x, y or None)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> Answer:
     """Loss and metrics, dropout off."""
     args.model = models.checkpoint_at(args.model)
     graph = models.trained(args.model)
-    data, is_held_out = datasets.read_for(args.model, args.data, labels=True, everything=args.all)
+    data, is_held_out = datasets.read_for(args.model, graph, args.data, labels=True, everything=args.all)
     is_labelled = isinstance(graph, mlc.TrainingGraph) and bool(definition_of(graph).declared.labels)
     metrics = data.metrics if data.preprocessing and is_labelled else ()
     trainer = trainers.trainer_of(graph, models.device_named(args.device), args.model, metrics)

@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from mlcompute.errors import DataError, Error, FileError
 from mlcompute.runs.folders import BEST, LAST, found_run
 from mlcompute.saving.checkpoint import HUB_MODEL
 
+#: Arguments of `build` that are options of `mlcompute train`; --set gives others.
+_OPTIONS = ("batch", "rate")
 HELP = "a checkpoint (.safetensors), an ONNX model (.onnx), a Python file that defines `build()`, or a run"
 
 
@@ -117,18 +119,35 @@ class ModelFile:
 
         options  given by name where `build` takes them; refused where it does not, unless they are None or the device
         """
-        function = getattr(self._module, "build", None)
-        taken = inspect.signature(function).parameters if callable(function) else {}
-        strange = [f"--{name}" for name, value in options.items() if value is not None and name not in taken]
-        strange = [name for name in strange if name != "--device"]
-        if strange and callable(function):
-            fix = f"let build take it, def build({strange[0][2:]}=...), or set it there"
-            raise DataError(f"{self.file}: its build() takes no {' and '.join(strange)}", fix=fix)
-        used = {name: value for name, value in options.items() if value is not None and name in taken}
+        given = {name: value for name, value in options.items() if value is not None}
+        self.expect_taken(name for name in given if name != "device")
+        taken, takes_all = self._taken()
+        used = {name: value for name, value in given.items() if takes_all or name in taken}
         if "data" not in taken:
             return self.call("build", **used), data
         data = self.data() if data is None else data
         return self.call("build", data, **used), data
+
+    def expect_taken(self, names: Iterable[str]) -> None:
+        """Refuse arguments that `build` does not take."""
+        taken, takes_all = self._taken()
+        strange = [name for name in names if name not in taken]
+        if not strange or takes_all or not self.has("build"):
+            return
+        said = [f"--{name}" if name in _OPTIONS else f"argument {name!r}" for name in strange]
+        known = [name for name in taken if name != "data"]
+        raise DataError(
+            f"{self.file}: its build() takes no {' and '.join(said)}{meant(strange[0], known)}",
+            known=", ".join(known),
+            fix=f"let build take it, def build({strange[0]}=...), or set it there",
+        )
+
+    def _taken(self) -> tuple[list[str], bool]:
+        """The arguments of `build`, and whether it takes any others by name."""
+        function = getattr(self._module, "build", None)
+        parameters = inspect.signature(function).parameters.values() if callable(function) else ()
+        takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        return [one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)], takes_all
 
     def data(self) -> Dataset:
         """What the file's `data` returns."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from mlcompute.cli.answer import Answer
@@ -28,11 +29,13 @@ def run(args: argparse.Namespace) -> Answer:
         raise DataError(f"{args.recipe}: there is no such recipe{near}", expected=", ".join(RECIPES))
     path = Path(args.file or f"{args.recipe}.py")
     if path.suffix != ".py":
-        raise DataError(f"{path}: a script is called something.py", fix=f"mlcompute new {args.recipe} {path}.py")
+        meant_path = shlex.quote(f"{path}.py")
+        raise DataError(f"{path}: a script is called something.py", fix=f"mlcompute new {args.recipe} {meant_path}")
     if path.exists() and not args.overwrite:
         raise DataError(f"{path}: is there already", fix="name another file, or --overwrite replaces it")
-    text = source(args.recipe).replace(f"{args.recipe}.py", path.name)
+    text = source(args.recipe).replace(f"{args.recipe}.py", shlex.quote(path.name))
     text = text.replace(f"{args.recipe}.safetensors", f"{path.stem}.safetensors")
     replace_file(str(path), lambda file: file.write(text.encode("utf-8")), "new")
-    lines = [f"{path}: {RECIPES[args.recipe]}", f"train it:  python {path}   or   mlcompute train {path} --report"]
+    typed = shlex.quote(str(path))
+    lines = [f"{path}: {RECIPES[args.recipe]}", f"train it:  python {typed}   or   mlcompute train {typed} --report"]
     return Answer("\n".join(lines), {"file": str(path), "recipe": args.recipe})

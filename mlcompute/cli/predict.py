@@ -60,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Predictions for all samples, in their order."""
     args.model = models.checkpoint_at(args.model)
-    trainer = trainers.trainer_of(models.trained(args.model), models.device_named(args.device), args.model)
+    graph = models.trained(args.model)
+    trainer = trainers.trainer_of(graph, models.device_named(args.device), args.model)
     preprocessing = preprocessing_of(args.model)
     if isinstance(preprocessing, TextPreprocessing):
         return _continued(args, trainer, preprocessing)
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> Answer:
             f"{args.output}: the model has {len(outputs)} output{'s' * (len(outputs) > 1)}: {', '.join(outputs)}",
             expected=".csv, or .npz with an array for each" if len(outputs) > 1 else ".csv or .npy",
         )
-    data, _ = datasets.read_for(args.model, args.data, labels=False, everything=args.data is not None)
+    data, _ = datasets.read_for(args.model, graph, args.data, labels=False, everything=args.data is not None)
     with datasets.told(args.data, data):
         found = trainer.predict(data)
     if isinstance(found, dict):
@@ -130,7 +131,8 @@ def _table(trainer: mlc.Trainer, data: Dataset, found: Array) -> tuple[list[str]
     found = without_pixel(computed(found))
     names = _names(data)
     if trainer.model.feed.compared:  # what comes out is compared with what went in
-        x = data.values(np.arange(len(data)))
+        compared = trainer.model.feed.compared
+        x = data.x[compared] if isinstance(data.x, Mapping) else data.values(np.arange(len(data)))
         errors = ((found - x.reshape(found.shape)) ** 2).reshape(len(found), -1).mean(axis=1)
         return ["sample", "error"], [[name, float(error)] for name, error in zip(names, errors, strict=True)]
     preprocessing = data.preprocessing

@@ -6,14 +6,16 @@ import argparse
 import json
 import os
 import re
+import shlex
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from mlcompute.cli import train, trainers
 from mlcompute.cli.answer import FAILED, INTERRUPTED, SUCCESS, TERMINATED, Answer
 from mlcompute.cli.arguments import count, value_of
-from mlcompute.cli.parsing import Parser, meant
+from mlcompute.cli.parsing import Parser, UsageError, meant
 from mlcompute.cli.recipes import RECIPES, settings_of
 from mlcompute.errors import DataError, ExecutionError
 from mlcompute.runs.comparing import best_of, compared, ordered
@@ -33,6 +35,8 @@ EXAMPLES = (
 )
 #: Options of train that a sweep decides about itself.
 _OWN = {"epochs", "out", "resume", "overwrite", "report", "live", "json", "debug", "set", "help", "tensorboard"}
+#: Those that `build` has to take.
+_BUILT = {"batch", "rate"}
 _RANGE = re.compile(r"(.+)\.\.(.+?)(:log)?")
 
 
@@ -77,7 +81,8 @@ def run(args: argparse.Namespace) -> Answer:
         sweep = _planned(args)
         if args.out is not None and (Path(args.out) / PLAN).exists():
             raise DataError(
-                f"{args.out}: holds a sweep already", fix=f"mlcompute sweep --resume {args.out}, or another --out"
+                f"{args.out}: holds a sweep already",
+                fix=f"mlcompute sweep --resume {shlex.quote(args.out)}, or another --out",
             )
         folder = Path(args.out) if args.out else new_folder(f"sweep-{Path(sweep.model).stem}")
         sweep.save(folder)
@@ -93,7 +98,7 @@ def run(args: argparse.Namespace) -> Answer:
             _follow(sweep, folder, processes, jobs, args.json)
     except Stopped as signalled:
         code = TERMINATED if signalled.number == signal.SIGTERM else INTERRUPTED
-        stopped = f"stopped; go on with: mlcompute sweep --resume {folder}"
+        stopped = f"stopped; go on with: mlcompute sweep --resume {shlex.quote(str(folder))}"
     return _answer(sweep, folder, code, stopped)
 
 
@@ -128,7 +133,7 @@ def _answer(sweep: Sweep, folder: Path, code: int, stopped: str) -> Answer:
         return Answer(stopped or "no trial has a result", data, code=code or FAILED)
     table = compared(ordered(runs, best[1]))
     lines = ["", f"best        {best[0].folder}  ({best[1]} {_number(best[1], best[2])})"]
-    lines.append(f"compare     mlcompute report {folder}")
+    lines.append(f"compare     mlcompute report {shlex.quote(str(folder))}")
     data |= {"best": str(best[0].folder), "metric": best[1], "value": best[2]}
     return Answer("\n".join([*lines, *([stopped] if stopped else [])]), data, table=f"\n{table}", code=code)
 
@@ -151,7 +156,6 @@ def _planned(args: argparse.Namespace) -> Sweep:
             raise DataError(
                 f"--vary {name}: a sweep decides about it itself", fix=f"--{name}" if name == "epochs" else ""
             )
-        _expect_setting(args.model, name, options)
     has_range = any(isinstance(values, Range) for values in space.values())
     search = args.search or ("random" if has_range else "grid")
     if search == "grid" and args.trials:
@@ -163,6 +167,14 @@ def _planned(args: argparse.Namespace) -> Sweep:
             raise DataError(f"--factor is {args.factor}", expected="2 or more")
         stages = rungs(len(trials), args.epochs, args.factor)
     _expect_known(parser, args.rest)
+    _expect_settings(args.model, space, options - _OWN)
+    _expect_readable(parser, [args.model, *args.rest], "")
+    for name, values in space.items():
+        if name in options:
+            for value in (values.low, values.high) if isinstance(values, Range) else values:
+                text = value if isinstance(value, str) else json.dumps(value)
+                words = [args.model, f"--{name.replace('_', '-')}={text}"]
+                _expect_readable(parser, words, f"--vary {name}={text}: ")
     return Sweep(args.model, trials, stages, args.rest, args.metric, sorted(options - _OWN), args.typed)
 
 
@@ -175,11 +187,24 @@ def _trials(search: str, space: Space, args: argparse.Namespace) -> list[Setting
     return drawn(space, args.trials or 10, args.seed)
 
 
-def _expect_setting(model: str, name: str, options: set[str]) -> None:
-    """Refuse what neither `mlcompute train` nor the recipe knows, before the first trial."""
-    known = sorted(options - _OWN | set(settings_of(model))) if model in RECIPES else []
-    if known and name not in known:
-        raise DataError(f"--vary {name}: {model} has no such setting{meant(name, known)}", known=", ".join(known))
+def _expect_settings(model: str, names: Iterable[str], options: set[str]) -> None:
+    """Refuse what neither `mlcompute train` nor the recipe or the file knows, before the first trial."""
+    if model not in RECIPES:
+        trainers.file_of(model).expect_taken(name for name in names if name not in options - _BUILT)
+        return
+    known = sorted(options | set(settings_of(model)))
+    for name in names:
+        if name not in known:
+            near = meant(name, known)
+            raise DataError(f"--vary {name}: {model} has no such setting{near}", known=", ".join(known))
+
+
+def _expect_readable(parser: Parser, words: list[str], where: str) -> None:
+    """Refuse what `mlcompute train` would refuse."""
+    try:
+        parser.parse_args(words)
+    except UsageError as error:
+        raise DataError(f"{where}{error}") from None
 
 
 def _expect_known(parser: Parser, words: list[str]) -> None:

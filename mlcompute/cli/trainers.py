@@ -35,10 +35,7 @@ def trainer_and_data(args: argparse.Namespace, device: mlc.Device) -> tuple[mlc.
             data = _for_recipe(args)
         trainer = recipe_trainer(args.model, data, device, batch=args.batch, rate=args.rate, **dict(args.set))
         return trainer, data, args.epochs or module(args.model).EPOCHS
-    if Path(args.model).suffix != ".py":
-        near = meant(args.model, RECIPES).removeprefix("; ")
-        raise FileError(f"{args.model}: neither a recipe nor a Python file", expected=HELP, fix=near)
-    source = ModelFile(existing(args.model, HELP))
+    source = file_of(args.model)
     given = None
     if args.data is not None:
         is_npz = Path(args.data).suffix == ".npz"  # arrays are fed to a network of the user's as they are
@@ -50,6 +47,14 @@ def trainer_and_data(args: argparse.Namespace, device: mlc.Device) -> tuple[mlc.
     if used is None:
         used = source.data() if source.has("data") else recipe_data("mlp")
     return trainer, datasets.augmented(args, used) if given is None else used, args.epochs or source.epochs()
+
+
+def file_of(model: str) -> ModelFile:
+    """The Python file that is to be trained."""
+    if Path(model).suffix != ".py":
+        near = meant(model, RECIPES).removeprefix("; ")
+        raise FileError(f"{model}: neither a recipe nor a Python file", expected=HELP, fix=near)
+    return ModelFile(existing(model, HELP))
 
 
 def _for_recipe(args: argparse.Namespace) -> Dataset:

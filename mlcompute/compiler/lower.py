@@ -199,11 +199,18 @@ class Lowering:
                 for value in values
             ]
         answers = layer.forward(self, *inputs)
-        answers = [answers] if isinstance(answers, Value) else list(answers)
+        answers = [answers] if isinstance(answers, Value) else answers
+        if not isinstance(answers, (list, tuple)) or not all(isinstance(answer, Value) for answer in answers):
+            given = type(answers).__name__
+            raise TypeError(f"{layer.who}: forward must return what ops give, a Value or a list of them, not {given}")
         if len(answers) != len(results):
+            is_full = all(value.shape == source.descriptor.shape for value, source in zip(values, sources, strict=True))
+            kind = type(layer).__name__
             raise ShapeError(
-                f"{layer.who}: gives {len(answers)} results for this batch size, {len(results)} for the full one",
-                fix="pass batch_size=0",
+                f"{layer.who}: gives {len(answers)} results for this batch size, {len(results)} for the full one"
+                if not is_full
+                else f"{layer.who}: forward gives {len(answers)} results, and {len(results)} were declared",
+                fix=f"let {kind}.results declare as many as forward returns" if is_full else "pass batch_size=0",
             )
         for index, (tensor, answer) in enumerate(zip(results, answers, strict=True)):
             full = self.shape_with_full_batch(tensor)

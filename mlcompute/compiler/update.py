@@ -62,12 +62,36 @@ def update(
             gradient = gradient + rule.penalty(h, wide)
         before = [ops.convert(s, dtype) for s in state]
         own = len(before) - len(rule.followers)
-        new, kept = rule.update(h, wide, gradient, before[:own])
+        new, kept = _by_rule(rule, h, wide, gradient, before[:own])
         new, following = _averaged(rule, h, new, dict(zip(rule.followers, before[own:], strict=True)))
         targets, values = (w, *state), (new, *kept, *following)
         assigned += [(target, ops.convert(value, target.dtype)) for target, value in zip(targets, values, strict=True)]
     trace.layer, trace.phase = layer, phase
     return assigned
+
+
+class _Scalars(dict[str, Value]):
+    """What `update` reads as `h`; a name that is not there is answered with those that are."""
+
+    def __missing__(self, name: str) -> Value:
+        known = ", ".join(self)
+        raise KeyError(f"update: h has no {name!r}; it has {known}, and what rates() of the optimizer returns")
+
+
+def _by_rule(
+    rule: Optimizer, h: Mapping[str, Value], w: Value, g: Value, state: Sequence[Value]
+) -> tuple[Value, Sequence[Value]]:
+    """What the optimizer's rule returns, which may be anybody's."""
+    found: object = rule.update(_Scalars(h), w, g, state)
+    if isinstance(found, (tuple, list)) and len(found) == 2:
+        new, kept = found
+        is_list = isinstance(kept, (tuple, list)) and len(kept) == len(state)
+        if isinstance(new, Value) and is_list and all(isinstance(one, Value) for one in kept):
+            return new, kept
+    raise TypeError(
+        f"{type(rule).__name__}.update must return the new parameter and a list of its {len(state)} new states, all "
+        f"made with ops: (w, [{', '.join(rule.state_names)}]), not {type(found).__name__}"
+    )
 
 
 def _averaged(

@@ -8,6 +8,8 @@ splitting.py   what is held out                                target.py        
 loading.py     any of them, by its name
 """
 
+from typing import TYPE_CHECKING
+
 from mlcompute.data.array_file import arrays, digits, read_idx, read_npz
 from mlcompute.data.augmenting import Augment
 from mlcompute.data.dataset import Dataset
@@ -16,8 +18,15 @@ from mlcompute.data.loading import load
 from mlcompute.data.preprocessing import Preprocessing, preprocessing_of
 from mlcompute.data.table import iris, read_csv, read_parquet, table
 from mlcompute.data.text_file import sums, text
+from mlcompute.foreign_names import no_member
 
 __all__ = [
     "Augment", "Dataset", "Preprocessing", "arrays", "digits", "images", "iris", "load", "preprocessing_of", "read_csv",
     "read_idx", "read_npz", "read_parquet", "sums", "table", "text",
 ]  # fmt: skip
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+
+    def __getattr__(name: str) -> None:
+        raise no_member(__name__, name, __all__)

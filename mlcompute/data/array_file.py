@@ -173,7 +173,7 @@ def dataset_of(
         if name not in found:
             raise DataError(
                 f"{who}: lacks {name.removesuffix('_train')}",
-                found=listed(list(found)) or "nothing",
+                found=listed([name.removesuffix("_train") for name in found]) or "nothing",
                 expected="arrays x and y, or x_train and y_train; np.savez(path, x=..., y=...) writes them",
             )
     given, y = numeric(who, "x", found["x_train"]), _labels(who, found["y_train"])

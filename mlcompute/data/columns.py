@@ -98,7 +98,7 @@ def frame_of(columns: Any, usual: Marks | None = None) -> Frame:
 def frame_of_columns(who: str, columns: Mapping[str, Array], rows: list[int], usual: Marks | None = None) -> Frame:
     """A table whose columns are float64 or text already; text that is made of numbers becomes them."""
     texts = {name: values for name, values in columns.items() if values.dtype.kind != "f"}
-    numbers, marks = typed(who, texts, lambda row: f"row {rows[row]}", ",", usual=usual)
+    numbers, marks = typed(who, texts, lambda row: f"row {rows[row]}", "", usual=usual)
     return Frame(who, {**columns, **numbers}, rows, "row", marks)
 
 

@@ -28,6 +28,7 @@ def read_frame(
     decimal: str = "",
     usual_decimal: str | None = None,
     usual_groups: bool = False,
+    usual_separator: str = "",
 ) -> Frame:
     """The columns of a file. Lines of separators alone are samples of missing values, empty lines are none.
 
@@ -47,6 +48,7 @@ def read_frame(
     told = re.match(r'"?sep=(.)"?\r?\n', text)  # spreadsheets write this line for each other
     text = text[told.end() :] if told else text
     first = re.sub(r'"[^"]*"', "", re.match(r'(?:[^"\r\n]|"[^"]*")*', text)[0])  # type: ignore[index]
+    is_told = bool(separator or told)
     separator = separator or (told[1] if told else max(_SEPARATORS, key=first.count))
     rows = _rows(path, text, separator, 1 if told else 0)
     while not any(field.strip() for field in rows[0][1]):  # what stands above the column names
@@ -69,8 +71,9 @@ def read_frame(
     else:
         named = [(f"c{k + 1}", column) for k, column in enumerate(texts)]
     lines = [line for line, _ in rows]
-    usual = None if usual_decimal is None else Marks(usual_decimal, usual_groups)
-    columns, marks = typed(str(path), dict(named), lambda row: f"line {lines[row]}", separator, decimal, usual)
+    usual = None if usual_decimal is None else Marks(usual_decimal, usual_groups, usual_separator)
+    shown = separator if is_told or len(names) > 1 else ""
+    columns, marks = typed(str(path), dict(named), lambda row: f"line {lines[row]}", shown, decimal, usual)
     blank = tuple(k for k, (_, row) in enumerate(rows) if not any(field.strip() for field in row))
     written = {name: column for name, column in named if columns[name].dtype.kind == "f"}
     return Frame(str(path), columns, lines, marks=marks, blank=blank, written=written)

@@ -137,7 +137,8 @@ def read_csv(
     options: dict[str, Any] = {"header": header, "separator": separator, "encoding": encoding, "decimal": decimal}
     frame = read_frame(path, options)
     # What new data looks like that does not tell itself.
-    options |= {"usual_decimal": frame.marks.decimal, "usual_groups": frame.marks.groups}
+    marks = frame.marks
+    options |= {"usual_decimal": marks.decimal, "usual_groups": marks.groups, "usual_separator": marks.separator}
     return _decided(frame, target, task, kinds, validation, test, seed, window, horizon, options)
 
 

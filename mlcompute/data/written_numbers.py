@@ -42,12 +42,14 @@ def is_missing(text: Any) -> bool:
 class Marks:
     """How the numbers of a table are written, as far as they show it.
 
-    decimal  the mark before decimals; empty: nothing shows it
-    groups   does the other one stand between groups of three digits?
+    decimal    the mark before decimals; empty: nothing shows it
+    groups     does the other one stand between groups of three digits?
+    separator  between the fields of the file; empty: there is none, or nobody knows
     """
 
     decimal: str = ""
     groups: bool = False
+    separator: str = ""
 
 
 def typed(
@@ -61,7 +63,8 @@ def typed(
     """Columns of text, as float64 where every value is a number, NaN where one is missing; and their marks.
 
     at         where a sample stands, for messages
-    separator  between fields: where it is a comma, a decimal mark is a point unless there is more to go by
+    separator  between fields: where it is a comma, or there is none (in memory), a decimal mark is a point unless there
+               is more to go by
     decimal    the decimal mark, where it is known
     usual      how the training data is written, where this is new data
     """
@@ -85,7 +88,7 @@ def typed(
                 shared = shared or (mark if marked else "")
         groups = groups or (len(mark) == 1 and any(MARKS.replace(mark, "") in text for text in texts))
         found[name] = _numbers(column, missing[name], mark) if mark else column
-    return found, Marks(shared or (usual.decimal if usual is not None else ""), groups)
+    return found, Marks(shared or (usual.decimal if usual is not None else ""), groups, separator)
 
 
 def plain(number: float) -> str:
@@ -119,9 +122,12 @@ def _untold(texts: Collection[str], marked: set[str], separator: str, usual: Mar
     if usual is None or habit == usual.decimal:
         return habit
     if not usual.decimal:  # no decimals in training: these may be thousands
-        return habit if separator == "," else ""
-    is_used = any(usual.decimal in text for text in marked)
-    return usual.decimal if is_used or usual.groups else ""
+        return habit if separator in (",", "") else ""
+    if any(usual.decimal in text for text in marked):
+        return usual.decimal
+    # Another separator: another program wrote it, or in another country, and perhaps other numbers with it.
+    is_alike = not habit or not separator or not usual.separator or separator == usual.separator
+    return usual.decimal if usual.groups and is_alike else ""
 
 
 def _by_habit(texts: Collection[str], marked: set[str], separator: str) -> str:
@@ -129,7 +135,7 @@ def _by_habit(texts: Collection[str], marked: set[str], separator: str) -> str:
 
     Decimals stand behind all values of a column or, where zeros are left out, behind some in other numbers than three.
     """
-    if separator == ",":
+    if separator in (",", ""):
         return "."
     used = {mark for mark in MARKS if any(mark in text for text in marked)}
     if len(marked) < len(texts) or len(used) > 1:

@@ -12,6 +12,7 @@ from mlcompute.compiler import compile_program
 from mlcompute.compiler.program import Program
 from mlcompute.compiler.request import Request
 from mlcompute.devices.reference import Reference
+from mlcompute.foreign_names import instead_of_graph
 from mlcompute.graph import Graph
 from mlcompute.inference import InferenceGraph
 from mlcompute.ops.op import Array, Step, Value, overwritten_by
@@ -78,7 +79,7 @@ def find_nan(
     """
     session = session_of(graph) if isinstance(graph, Graph) else None
     if session is None:
-        raise TypeError(f"find_nan: needs a TrainingGraph or InferenceGraph, not {type(graph).__name__}")
+        raise TypeError(f"find_nan: needs a TrainingGraph or InferenceGraph, not {instead_of_graph(graph)}")
     session.wait()
     batch = batch_of(session, batch_size, "find_nan")
     data = named_data(session, "find_nan", inputs_data, loss_labels_data, loss_label_weights_data)

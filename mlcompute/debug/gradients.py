@@ -13,6 +13,7 @@ from mlcompute.compiler.expand import expanded
 from mlcompute.compiler.lower import Lowering
 from mlcompute.compiler.substitution import Substitution
 from mlcompute.errors import ExecutionError
+from mlcompute.foreign_names import instead_of_graph
 from mlcompute.graph import Node
 from mlcompute.layers.gradient import GradientLayer
 from mlcompute.layers.layer import Layer
@@ -97,7 +98,7 @@ def check_gradients(
     float64.
     """
     if not isinstance(graph, TrainingGraph):
-        raise TypeError(f"check_gradients: needs a TrainingGraph, not {type(graph).__name__}")
+        raise TypeError(f"check_gradients: needs a TrainingGraph, not {instead_of_graph(graph)}")
     session = session_of(graph)
     session.wait()
     batch = batch_of(session, batch_size, "check_gradients")

@@ -240,17 +240,22 @@ class Layer(ABC):
                         fix=f"in class {type(self).__name__}: source_types = frozenset({{mlc.DataType."
                         f"{source.data_type.name}}})",
                     )
+                fix = AS_FLOATS if self.source_types & FLOATS and not source.data_type.is_floating else ""
+                if not any(kind.is_floating for kind in self.source_types):
+                    kind = f"mlc.DataType.{accepted.rpartition(', ')[2]}"
+                    fix = f"declare an input so, graph.input(shape, data_type={kind}); or graph.cast(x, {kind})"
                 raise DataError(
                     f"{self.who}: a source of type {source.data_type.name} is not supported",
                     source=source,
                     expected=accepted,
-                    fix=AS_FLOATS if self.source_types & FLOATS and not source.data_type.is_floating else "",
+                    fix=fix,
                 )
 
     def sized(self, tensor: Tensor, slot: str, count: int, meaning: str) -> Tensor:
         """Check that a parameter tensor has exactly `count` elements, in any shape."""
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{type(self).__name__}: {slot} must be a Tensor, not {type(tensor).__name__}")
+            hint = ": mlc.Tensor(data=array)" if hasattr(tensor, "__array__") else ""
+            raise TypeError(f"{type(self).__name__}: {slot} must be a Tensor, not {type(tensor).__name__}{hint}")
         descriptor = tensor.descriptor
         if descriptor.element_count != count:
             raise ShapeError(

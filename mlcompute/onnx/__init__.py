@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mlcompute.foreign_names import no_member
+
 if TYPE_CHECKING:
     from mlcompute.onnx.diagnosis import Report, doctor
     from mlcompute.onnx.exporter import save, to_model
@@ -42,7 +44,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Everything is loaded on first use: `import mlcompute` must stay quick, and onnx is optional.
     if name not in _WHERE:
-        raise AttributeError(f"module 'mlcompute.onnx' has no attribute {name!r}")
+        raise no_member(__name__, name, __all__)
     import importlib
     import importlib.util
 

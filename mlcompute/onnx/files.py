@@ -97,7 +97,10 @@ def _parsed(data: bytes, who: str) -> ModelProto:
     try:
         model: ModelProto = onnx.ModelProto.FromString(data)
     except Exception as error:  # the parser's own errors differ between its versions
-        raise DataError(f"onnx.load: {who} is not an ONNX model", reason=str(error).split("\n")[0][:200]) from None
+        fix = "a checkpoint is read by mlc.load(path)" if who.endswith(".safetensors'") else ""
+        raise DataError(
+            f"onnx.load: {who} is not an ONNX model", reason=str(error).split("\n")[0][:200], fix=fix
+        ) from None
     if not model.HasField("graph"):
         raise DataError(f"onnx.load: {who} holds no graph")
     return model

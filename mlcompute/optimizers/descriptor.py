@@ -45,7 +45,9 @@ def checked_number(
 ) -> float:
     """`value` as a Python float within the bounds given; never NaN, and infinite only where that is allowed."""
     if not isinstance(value, numbers.Real):
-        raise TypeError(f"{who}: {name} must be a number, not {type(value).__name__}")
+        is_schedule = name == "learning_rate" and not isinstance(value, str)
+        hint = "; a schedule is given to mlc.callbacks.LearningRateScheduler" if is_schedule else ""
+        raise TypeError(f"{who}: {name} must be a number, not {type(value).__name__}{hint}")
     number = float(value)
     fits = not math.isnan(number) if infinite else abs(number) <= _FLOAT32_MAX
     expected = ["a number" if infinite else "a finite float32 number"]

@@ -9,6 +9,7 @@ import numpy as np
 
 from mlcompute.enums import ExecutionOptions
 from mlcompute.errors import DataError, GraphError, warn
+from mlcompute.foreign_names import instead_of_graph
 from mlcompute.ops.op import Array
 from mlcompute.optimizers.descriptor import checked_count, checked_number
 from mlcompute.optimizers.line_search import Point, strong_wolfe
@@ -63,7 +64,7 @@ class LBFGS:
         change_tolerance: float = 1e-9,
     ) -> None:
         if not isinstance(training, TrainingGraph):
-            raise TypeError(f"{_WHO}: training must be a TrainingGraph, not {type(training).__name__}")
+            raise TypeError(f"{_WHO}: training must be a TrainingGraph, not {instead_of_graph(training)}")
         self.training = training
         self.learning_rate = checked_number(_WHO, "learning_rate", learning_rate, above=0.0)
         self.iterations = checked_count(_WHO, "iterations", iterations, least=1)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, overload
 
 from mlcompute.building.contents import contents_of
 from mlcompute.building.node_index import NodeIndex
+from mlcompute.foreign_names import instead_of_graph
 from mlcompute.graph import Graph, Node
 from mlcompute.layers.arguments import listed
 from mlcompute.layers.layer import Layer
@@ -85,7 +86,7 @@ class Definition:
         graphs = listed(who, "graph_objects", graphs, Graph)
         for graph in graphs:
             if not isinstance(graph, Graph):
-                raise TypeError(f"{who}: graph_objects must be Graphs, not {type(graph).__name__}")
+                raise TypeError(f"{who}: graph_objects must be Graphs, not {instead_of_graph(graph)}")
         self.who = who
         self.own = own
         self.graphs = graphs

@@ -65,6 +65,14 @@ def _warn_about_functions_of_losses(losses: list[Node], producers: Mapping[Tenso
                 f"{source.who} feeds {loss.who}, which compares probabilities, and gives numbers of any size. "
                 f"Add a {function} layer, or use a {other} loss, which has its own.",
             )
+        is_cosine = loss.descriptor.loss_type == LossType.COSINE_DISTANCE
+        if is_cosine and isinstance(source, (FullyConnectedLayer, ConvolutionLayer)):
+            _warn(
+                learning,
+                f"{source.who} feeds {loss.who}, which compares vectors of length 1, and gives vectors of any length: "
+                "the longer they are, the smaller is the loss. Divide by the length, "
+                "y / (y * y).sum(1, keepdims=True).sqrt(), or minimize 1 - graph.cosine_similarity(y, labels).",
+            )
 
 
 def _warn_about_single_classes(losses: list[Node], learning: Learning) -> None:

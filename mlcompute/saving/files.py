@@ -15,6 +15,7 @@ from mlcompute.device import Device
 from mlcompute.devices import engine_of
 from mlcompute.devices.foreign_array import host_array
 from mlcompute.errors import DataError, ExecutionError, FileError, GraphError, ProcessError
+from mlcompute.foreign_names import instead_of_graph
 from mlcompute.graph import Graph
 from mlcompute.group.exchange import Kind
 from mlcompute.group.group import Group
@@ -55,10 +56,12 @@ def save(
     graphs are saved one by one, each to a file of its own, for `restore`; `load` cannot build one without the others.
     """
     if not isinstance(graph, Graph):
-        advice = "; write trainer.save(path)" if hasattr(graph, "training") else ""
-        if isinstance(path, Graph):
-            advice = "; write mlc.save(path, graph)"
-        raise TypeError(f"mlcompute.save: graph must be a Graph, not {type(graph).__name__}{advice}")
+        given = instead_of_graph(graph)
+        if "trainer.training" in given or "trainer.training" in instead_of_graph(path):
+            given = f"{type(graph).__name__}; write trainer.save(path)"
+        elif isinstance(path, Graph):
+            given = f"{type(graph).__name__}; write mlc.save(path, graph)"
+        raise TypeError(f"mlcompute.save: graph must be a Graph, not {given}")
     if os.fsdecode(path).endswith(".onnx"):
         raise FileError(
             f"mlcompute.save: '{os.fsdecode(path)}' would be a safetensors file that is called .onnx",

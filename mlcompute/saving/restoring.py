@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mlcompute.errors import FileError
+from mlcompute.foreign_names import instead_of_graph
 from mlcompute.graph import Graph
 from mlcompute.runtime.tensor_state import state_of
 from mlcompute.saving.checkpoint import Checkpoint
@@ -93,7 +94,9 @@ def restore(
     is not possible.
     """
     if not isinstance(graph, Graph):
-        raise TypeError(f"mlcompute.restore: graph must be a Graph, not {type(graph).__name__}")
+        given = f"{type(graph).__name__}; write mlc.restore(graph, path)"
+        given = given if isinstance(path, Graph) else instead_of_graph(graph)
+        raise TypeError(f"mlcompute.restore: graph must be a Graph, not {given}")
     patterns = [only] if isinstance(only, str) else list(only)
     with Checkpoint(path) as checkpoint:
         if exact is None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from mlcompute.devices.foreign_array import host_array
 from mlcompute.errors import DataError
+from mlcompute.foreign_names import instead_of_graph
 from mlcompute.graph import Graph
 from mlcompute.layers.attention import MultiheadAttentionLayer
 from mlcompute.layers.convolution import ConvolutionDescriptor, ConvolutionLayer
@@ -83,7 +84,7 @@ def to_state_dict(graph: Graph) -> dict[str, Array]:
     A layer that is used again, as `network(x)` does, is there once, by the name of its first use. A tensor that layers
     of different kinds share (tied weights) is there for each of them, as in PyTorch.
     """
-    return {name: entry.read() for name, entry in _entries(graph)[0].items()}
+    return {name: entry.read() for name, entry in _entries("to_state_dict", graph)[0].items()}
 
 
 def from_state_dict(graph: Graph, state: Mapping[str, Any], *, strict: bool = True) -> list[str]:
@@ -98,7 +99,7 @@ def from_state_dict(graph: Graph, state: Mapping[str, Any], *, strict: bool = Tr
         if isinstance(state, (str, os.PathLike)):
             advice = "; mlc.restore(graph, path) reads safetensors, torch.load(path) what PyTorch saved"
         raise TypeError(f"from_state_dict: state must be a dictionary by name, not {type(state).__name__}{advice}")
-    entries, further_uses = _entries(graph)
+    entries, further_uses = _entries("from_state_dict", graph)
     given = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
     for name in [name for name in given if name in further_uses and name not in entries]:
         given.setdefault(further_uses[name], given[name])  # as older versions wrote them
@@ -169,8 +170,10 @@ def _array(value: Any) -> Array:
 # PyTorch's names --------------------------------------------------------------------------------------------------
 
 
-def _entries(graph: Graph) -> tuple[dict[str, _Entry], dict[str, str]]:
+def _entries(who: str, graph: Graph) -> tuple[dict[str, _Entry], dict[str, str]]:
     """Every array of the graph's state dictionary; and names of further uses of a layer -> those of its first."""
+    if not isinstance(graph, Graph):
+        raise TypeError(f"{who}: graph must be a Graph, not {instead_of_graph(graph)}")
     found: dict[str, _Entry] = {}
     again: dict[str, str] = {}
     first_uses: dict[tuple[Any, ...], str] = {}

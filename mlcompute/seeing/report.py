@@ -35,6 +35,7 @@ def report(
     The page works offline, in light and dark; without JavaScript everything but pointing at things still works.
     Long graphs and long trainings are summed up: the page stays below a few hundred kilobytes.
     """
+    from mlcompute.foreign_names import instead_of_graph
     from mlcompute.graph import Graph as GraphClass
     from mlcompute.saving.atomic import write_text
     from mlcompute.seeing.notebook import ReportPath
@@ -42,7 +43,7 @@ def report(
     from mlcompute.seeing.report_page import report_page
 
     if not isinstance(graph, GraphClass):
-        raise TypeError(f"report: graph must be a Graph, not {type(graph).__name__}")
+        raise TypeError(f"report: graph must be a Graph, not {instead_of_graph(graph)}")
     if profile is not None and not isinstance(profile, ProfileClass):
         raise TypeError(f"report: profile must be what graph.profile() gives, not {type(profile).__name__}")
     return ReportPath(

@@ -29,8 +29,9 @@ class Buckets(Stream):
             raise DataError(f"{who}: different numbers of samples", samples=said)
         self.count: int = next(iter(counts.values()))
         buckets: dict[tuple[Any, ...], list[int]] = {}
-        for index in range(self.count):
-            buckets.setdefault(tuple(np.shape(column[index]) for column in every.values()), []).append(index)
+        shapes = [shapes_of(who, name, column) for name, column in every.items()]
+        for index, key in enumerate(zip(*shapes, strict=True)):
+            buckets.setdefault(key, []).append(index)
         #: Numbers of the samples of every size.
         self._buckets = [np.array(buckets[key]) for key in sorted(buckets)]
 
@@ -57,6 +58,19 @@ class Buckets(Stream):
                 for part in self._parts
             ]
             yield self._batch(taken, number)
+
+
+def shapes_of(who: str, name: str, samples: Sequence[Any]) -> list[tuple[int, ...]]:
+    """The shape of every sample."""
+    found = []
+    for index, sample in enumerate(samples):
+        try:
+            found.append(np.shape(sample))
+        except ValueError:
+            raise DataError(
+                f"{who}: '{name}': the rows of sample {index} have different lengths", fix="cut or pad them"
+            ) from None
+    return found
 
 
 def put_back(parts: Sequence[Array], data: Data, size: int) -> Array:

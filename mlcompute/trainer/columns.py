@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ def as_array(data: Any, who: str) -> Array:
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         fix = "data must be in the CPU's memory, detached from any gradient, and of a tensor's type, e.g. float32"
         if isinstance(data, (list, tuple)):
-            fix = "give all samples one shape: cut or pad those that differ"
+            fix = "give all samples one shape: cut or pad those that differ; or graph.input(shape, varies=[1])"
         raise DataError(f"{who}: {type(data).__name__} cannot be read as an array", reason=error, fix=fix) from None
     if isinstance(data, np.ma.MaskedArray) and np.ma.is_masked(data):
         raise DataError(
@@ -212,9 +213,28 @@ def _readable(data: Any, array: Array) -> str:
         return f"a file is read by mlc.data.load({str(data)!r}, ...)" if isinstance(data, str) else ""
     if array.dtype.kind == "c":
         return "complex numbers: np.stack([data.real, data.imag], axis=-1), or their absolute values"
-    if array.dtype.kind in "US":
-        return "text labels: mlc.data.arrays(x, labels) gives each class a number, and remembers its name"
-    return "tables with text and numbers: mlc.data.read_csv(path, target=...); else array.astype('float32')"
+    # What an array of objects has besides numbers.
+    odd = next((one for one in array.flat if not isinstance(one, (Number, np.bool_))), None)
+    if array.dtype.kind == "O" and all(isinstance(one, (Number, np.bool_)) for one in array.flat):
+        return "it has only numbers: array.astype('float32')"
+    if odd is None or type(odd).__name__ in ("NAType", "NaTType"):
+        return f"{odd} stands where a number is missing: fill it, or leave its sample out"
+    if not isinstance(odd, (str, bytes)):
+        return f"there is a {type(odd).__name__} in it: tables are read by mlc.data.table(columns, target=...)"
+    try:
+        np.asarray(array, np.float64)
+    except (TypeError, ValueError):
+        pass
+    else:
+        return "numbers as text: array.astype('float32')"
+    if array.ndim == 1:
+        return (
+            "text labels: mlc.data.arrays(x, labels) gives each class a number, and remembers its name; "
+            "np.unique(labels, return_inverse=True) gives names and numbers"
+        )
+    return (
+        f"text such as {str(odd)!r} in tables: mlc.data.table(columns, target=...), mlc.data.read_csv(path, target=...)"
+    )
 
 
 def _varied(tensor: Tensor, given: tuple[int, ...], class_axis: int, follows: bool) -> tuple[int, ...]:

@@ -10,8 +10,8 @@ import numpy as np
 from mlcompute.errors import DataError
 from mlcompute.trainer.arrays import Arrays
 from mlcompute.trainer.data import Data, Feed
-from mlcompute.trainer.feed_columns import by_name, columns_of
-from mlcompute.trainer.streams import Samples, Stream, is_sample
+from mlcompute.trainer.feed_columns import by_kind, by_name, columns_of
+from mlcompute.trainer.streams import Samples, Stream, by_part, is_sample
 
 
 def weights_that_come(x: Any) -> Any:
@@ -31,6 +31,7 @@ def data_from(who: str, feed: Feed, x: Any, y: Any = None, weights: Any = None, 
         return made
     if only_inputs:
         feed = Feed(feed.inputs, {}, {}, feed.batch, shared=feed.shared, added=feed.added)
+    x, y, weights = (_samples_of_objects(given) for given in (x, y, weights))
     is_array = hasattr(x, "__array__") or hasattr(x, "__dlpack__") or hasattr(x, "shape")
     if y is None and weights is None and not is_array and not isinstance(x, (Mapping, str, bytes)):
         if isinstance(x, (list, tuple)) and not feed.labels:  # batches, or the samples or inputs themselves?
@@ -39,7 +40,9 @@ def data_from(who: str, feed: Feed, x: Any, y: Any = None, weights: Any = None, 
             makes_batches = callable(x) or isinstance(x, Iterable)
         if makes_batches:
             is_listed = isinstance(x, (list, tuple)) and len(x) > 0 and is_sample(feed, x[0])
-            return (Samples if is_listed else Stream)(who, feed, x, only_inputs)
+            if not is_listed or not feed.varies:
+                return (Samples if is_listed else Stream)(who, feed, x, only_inputs)
+            x, y, weights = _in_lists(who, feed, x, only_inputs)
     if not is_array and not isinstance(x, (Mapping, Sequence)) and hasattr(x, "__getitem__") and hasattr(x, "__len__"):
         if y is None and weights is None:
             return Samples(who, feed, x, only_inputs)
@@ -55,10 +58,33 @@ def data_from(who: str, feed: Feed, x: Any, y: Any = None, weights: Any = None, 
     return Arrays(who, *columns)
 
 
+def _in_lists(who: str, feed: Feed, samples: Sequence[Any], only_inputs: bool) -> tuple[Any, Any, Any]:
+    """Samples of any size, each an array, a dict, or (inputs, labels, weights), as lists of their parts."""
+    try:
+        parts = by_part(feed, samples, list)
+    except (IndexError, KeyError, TypeError):
+        raise DataError(f"{who}: samples have different parts", fix="give every sample in one form") from None
+    x, y, weights = (*(parts if isinstance(parts, tuple) else (parts,)), None, None)[:3]
+    if only_inputs and isinstance(x, Mapping):  # labels that come along
+        x = {name: part for name, part in x.items() if name in feed.inputs}
+    return (x, None, None) if only_inputs else (x, y, weights)
+
+
+def _samples_of_objects(given: Any) -> Any:
+    """Data as it was given; arrays of lists, in which NumPy and pandas keep samples of several sizes, as lists."""
+    if isinstance(given, Mapping):
+        return {name: _samples_of_objects(part) for name, part in given.items()}
+    if str(getattr(given, "dtype", "")) != "object" or getattr(given, "ndim", 0) != 1 or not len(given):
+        return given
+    listed = list(given)
+    return listed if all(isinstance(one, (list, tuple, np.ndarray)) for one in listed) else given
+
+
 def _buckets(who: str, feed: Feed, x: Any, y: Any, weights: Any, only_inputs: bool) -> Data | None:
     """Lists of samples of different sizes, where the inputs' sizes vary; None for anything else."""
-    from mlcompute.trainer.buckets import Buckets
+    from mlcompute.trainer.buckets import Buckets, shapes_of
 
+    x, y, weights = by_kind(feed, x, y, weights)
     named = [
         by_name(who, kind, tensors, given)
         for kind, tensors, given in (
@@ -68,7 +94,7 @@ def _buckets(who: str, feed: Feed, x: Any, y: Any, weights: Any, only_inputs: bo
         )
     ]
     lists = {name: part for name, part in named[0].items() if isinstance(part, (list, tuple))}
-    if not any(len({np.shape(sample) for sample in part}) > 1 for part in lists.values()):
+    if not any(len(set(shapes_of(who, name, part))) > 1 for name, part in lists.items()):
         return None
     return Buckets(who, feed, named, only_inputs)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mlcompute.enums import ExecutionOptions, ReductionType
-from mlcompute.errors import DataError
+from mlcompute.errors import DataError, warn
 from mlcompute.group.exchange import Kind
 from mlcompute.runtime.session import session_of
 from mlcompute.trainer.buckets import put_back
@@ -183,7 +183,7 @@ def evaluate(
     # Where processes may go, each runs all of them: a batch cannot be lost then.
     turns = 1 if model.group is None or session_of(model.training).elastic else model.group.size
     with contextlib.closing(data.batches(Epoch(size, stops=stops))) as batches:
-        for batch in batches:
+        for batch in _counted(batches, data, size, "Trainer.evaluate"):
             if stops():
                 break
             if not batch.labels and model.feed.labels:
@@ -201,6 +201,22 @@ def evaluate(
     if not mean.rows and not stops():
         raise DataError("Trainer.evaluate: there are no samples")
     return Scores(mean.logs(metrics), metrics)
+
+
+#: After so many batches of data that does not say how much it is, people are told that it must end.
+_MANY_BATCHES = 10_000
+
+
+def _counted(batches: Iterable[Batch], data: Data, size: int, who: str) -> Iterator[Batch]:
+    """The same batches; a warning where they seem to have no end."""
+    knows_end = data.batch_count(size) is not None
+    for number, batch in enumerate(batches, 1):
+        if number == _MANY_BATCHES and not knows_end:
+            warn(
+                f"{who}: {number:,} batches, and more are coming: nothing is known before the data ends. Generators "
+                "that never end are cut off with itertools.islice(batches, number)"
+            )
+        yield batch
 
 
 def _count(model: Model, batches: Sequence[Batch], mean: MeanLoss, metrics: Sequence[Metric]) -> None:
@@ -226,7 +242,7 @@ def predict(model: Predictor, data: Data, size: int, who: str) -> dict[str, Arra
     count = 0
     is_filled = is_joined = False
     with contextlib.closing(data.batches(Epoch(size))) as batches:
-        for batch in batches:
+        for batch in _counted(batches, data, size, who):
             if not is_joined and (count or batch.rows < model.feed.batch):
                 is_joined = True
                 for name, output in model.outputs.items():

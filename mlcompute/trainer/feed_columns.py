@@ -21,11 +21,7 @@ _ROUNDING = 1e-3
 
 def columns_of(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list[Column], list[Column], list[Column]]:
     """Inputs, labels and weights: one column for each tensor that is fed."""
-    if isinstance(x, Mapping) and y is None:  # one dict of everything
-        y = {name: part for name, part in x.items() if name in feed.labels and name not in feed.inputs} or None
-        if weights is None:
-            weights = {name: part for name, part in x.items() if name in feed.weights} or None
-        x = {name: part for name, part in x.items() if name not in {*(y or ()), *(weights or ())}}
+    x, y, weights = by_kind(feed, x, y, weights)
     if feed.compared and not feed.labels and y is not None:
         _expect_the_input(who, feed, x, y)
         y = None
@@ -37,7 +33,7 @@ def columns_of(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list
     ):
         if kind == "weight" and feed.weighs_alike:
             given = weights = _weights(who, feed, found[1], given)
-        named = by_name(who, kind, tensors, given)
+        named = by_name(who, kind, tensors, given, feed.labels if kind == "input" and y is None else {})
         if kind == "label":
             tensors = {name: feed.label_tensor(name, data, f"{who}: '{name}'") for name, data in named.items()}
         for name, data in named.items():
@@ -78,6 +74,16 @@ def columns_of(who: str, feed: Feed, x: Any, y: Any, weights: Any) -> tuple[list
             ones = np.broadcast_to(np.float32(1), (count * (rows // feed.batch), *extents))
             found[2].append(column(name, tensor, ones, who, batch=feed.batch, follows=feed.varies))
     return found[0], found[1], found[2]
+
+
+def by_kind(feed: Feed, x: Any, y: Any, weights: Any) -> tuple[Any, Any, Any]:
+    """Inputs, labels and weights, where one dict may have them all."""
+    if isinstance(x, Mapping) and y is None:
+        y = {name: part for name, part in x.items() if name in feed.labels and name not in feed.inputs} or None
+        if weights is None:
+            weights = {name: part for name, part in x.items() if name in feed.weights} or None
+        x = {name: part for name, part in x.items() if name not in {*(y or ()), *(weights or ())}}
+    return x, y, weights
 
 
 def _weights(who: str, feed: Feed, labels: list[Column], given: Any) -> dict[str, Any] | None:
@@ -123,17 +129,25 @@ def _expect_the_input(who: str, feed: Feed, x: Any, y: Any) -> None:
         )
 
 
-def by_name(who: str, kind: str, tensors: Mapping[str, Tensor], given: Any) -> dict[str, Any]:
-    """Data by name: from a mapping, from a list in order, or for the only one."""
+def by_name(
+    who: str, kind: str, tensors: Mapping[str, Tensor], given: Any, others: Mapping[str, Tensor] | None = None
+) -> dict[str, Any]:
+    """Data by name: from a mapping, from a list in order, or for the only one.
+
+    others  what a mapping could have had besides
+    """
     if given is not None and not tensors:
         raise DataError(
             f"{who}: {kind}s were given, the graph takes none",
             fix="give sample_weight, or a list of batches; or declare them: TrainingGraph.add_inputs(inputs, labels, "
             "label weights)"
             if kind == "weight"
+            else "leave y out: the loss compares tensors of the graph with each other"
+            if kind == "label"
             else "",
         )
-    expected = ", ".join(f"'{name}' {tensor.descriptor.shape}" for name, tensor in tensors.items()) or "none"
+    wanted = {**tensors, **(others or {})}
+    expected = ", ".join(f"'{name}' {tensor.descriptor.shape}" for name, tensor in wanted.items()) or "none"
     if given is None:
         named: dict[str, Any] = {}
     elif isinstance(given, Mapping):
@@ -151,9 +165,9 @@ def by_name(who: str, kind: str, tensors: Mapping[str, Tensor], given: Any) -> d
         )
     unknown = [name for name in named if name not in tensors]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], list(tensors), n=1)
-        only = list(tensors) if len(tensors) == 1 else near
-        fix = f"call it {only[0]!r}" if only else ""
+        absent = [name for name in wanted if name not in named]
+        meant = absent if len(absent) == 1 else difflib.get_close_matches(unknown[0], absent or list(wanted), n=1)
+        fix = f"call it {meant[0]!r}" if meant else ""
         raise DataError(f"{who}: there is no {kind} named {unknown[0]!r}", expected=expected, fix=fix)
     missing = [name for name in tensors if name not in named]
     if missing and (kind == "input" or (named and kind == "label")):

@@ -85,7 +85,7 @@ class Fitting:
         self.first_rates = rates_of(trainer.optimizer)
         hooks = {name: self._overriding(name) for name in _HOOKS}
         self._batch_begin, self._batch_end = hooks["on_train_batch_begin"], hooks["on_train_batch_end"]
-        self._gradient_hooks = hooks["wants_gradients"]
+        self._gradient_hooks = list(dict.fromkeys([*hooks["wants_gradients"], *hooks["on_gradients"]]))
         if trainer.metrics:
             trainer.model.keep_predictions()
         self._steps = Steps(trainer.model, keeps_predictions=bool(trainer.metrics), may_queue=not self._batch_end)
@@ -427,7 +427,7 @@ class Fitting:
 
 #: How many steps may be running when the next one is prepared.
 _IN_FLIGHT = 3
-_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "wants_gradients")
+_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "wants_gradients", "on_gradients")
 
 
 def _are_same(one: Sequence[Array], other: Sequence[Array]) -> bool:

@@ -9,7 +9,7 @@ from mlcompute.building.losses import LOSSES
 from mlcompute.device import Device
 from mlcompute.enums import ReductionType
 from mlcompute.errors import DataError, GraphError
-from mlcompute.foreign_names import advice_for_choice, expect_no_foreign
+from mlcompute.foreign_names import advice_for_choice, expect_no_foreign, instead_of_graph
 from mlcompute.graph import Graph, Node
 from mlcompute.group.group import Group
 from mlcompute.inference import InferenceGraph
@@ -73,7 +73,7 @@ def model_from(
         named = outputs_of(declared.predictions if outputs is None else outputs)
         return Model(graph, fed, device, named, group=group)
     if isinstance(graph, InferenceGraph) or not isinstance(graph, Graph):
-        raise TypeError(f"Trainer: needs a Graph or a TrainingGraph, not {type(graph).__name__}")
+        raise TypeError(f"Trainer: needs a Graph or a TrainingGraph, not {instead_of_graph(graph)}")
     nodes = graph.nodes
     if not nodes:
         raise GraphError("Trainer: the graph has no layers", fix="add some: graph.dense(graph.input((32, 8), 'x'), 3)")
@@ -81,6 +81,8 @@ def model_from(
     own = [node for node in nodes if is_loss(node.layer)]
     chosen = _optimizer(optimizer, learning_rate)
     labels = _labels_of(nodes, own, found)
+    if isinstance(loss, Tensor) and own:
+        loss = _made_of_own(loss, nodes, own)
     made: dict[str, Place | None] = {}
     minimised = loss if isinstance(loss, Tensor) else None
     if isinstance(loss, Mapping):
@@ -89,11 +91,8 @@ def model_from(
         fed = {output.name: output.labels for output in named if output.labels is not None}
         training.add_inputs(found, {**labels, **fed}, _weights_of(own, found.values()))
     else:
-        if own and loss is not None:
-            raise GraphError(
-                f"Trainer: the graph has its own loss, {own[0].layer.who}",
-                fix="leave loss out; or say which output it is for, loss={name: loss}, to minimise the sum",
-            )
+        if own and loss is not None and not isinstance(loss, Tensor):
+            raise _has_its_own(own[0])
         if loss_weights is not None:
             raise DataError("Trainer: loss_weights are for several losses", fix="give loss={output: loss, ...}")
         layer = None if own or isinstance(loss, Tensor) else _loss(loss)
@@ -108,10 +107,29 @@ def model_from(
         of_losses = [node for node in own if isinstance(node.layer, LossLayer)]
         last = of_losses[0].sources[0] if of_losses else nodes[-1].results[0]
         kept = {output.name: output.prediction for output in named} or (
-            {} if (own and not of_losses) or minimised is not None else {UNNAMED: last}
+            {} if not of_losses and (own or minimised is not None) else {UNNAMED: last}
         )
         training.add_outputs(kept)
     return Model(training, found, device, named, made_labels=made, group=group)
+
+
+def _made_of_own(loss: Tensor, nodes: Sequence[Node], own: Sequence[Node]) -> Tensor | None:
+    """A loss that is computed from those of the graph itself; None: it is one of them, and minimised already."""
+    read = {loss}
+    for node in reversed(nodes):
+        if not read.isdisjoint(node.results):
+            read.update(node.sources)
+    for node in own:
+        if read.isdisjoint(node.results):
+            raise _has_its_own(node)
+    return None if any(loss in node.results for node in own) else loss
+
+
+def _has_its_own(node: Node) -> GraphError:
+    return GraphError(
+        f"Trainer: the graph has its own loss, {node.layer.who}",
+        fix="leave loss out; or say which output it is for, loss={name: loss}, to minimise the sum",
+    )
 
 
 def _labels_of(nodes: Sequence[Node], own: Sequence[Node], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -77,7 +77,10 @@ class Asked:
         if share is not None:
             unweighed = data if not self._tables else data_from(who, model.feed, x, y, self._sample_weight)
             if not isinstance(data, Arrays) or not isinstance(unweighed, Arrays):
-                raise DataError(f"{who}: validation_split needs arrays", fix="give validation=(x, y), or batches")
+                fix = "give validation=(x, y), or batches"
+                if hasattr(type(x), "data_for"):
+                    fix = "a Dataset holds out its own samples: mlc.data.images(folder, validation=0.2)"
+                raise DataError(f"{who}: validation_split needs arrays", fix=fix)
             data, validation = data.split(who, share)[0], unweighed.split(who, share)[1]
         return data, validation
 

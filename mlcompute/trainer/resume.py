@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlcompute.errors import DataError
+from mlcompute.layers.loss import LossLayer
+from mlcompute.layers.objective import is_loss
 from mlcompute.trainer.callbacks.callback import Callback
 from mlcompute.trainer.history import History, rename_layers
 from mlcompute.trainer.metrics import Array
@@ -105,6 +107,14 @@ def settings_of(run: Fitting) -> dict[str, Any]:
     }
 
 
+def _losses_of(run: Fitting) -> list[str]:
+    """What is minimised, as far as words can tell: kinds of loss layers; what expressions compute is "objective"."""
+    layers = [node.layer for node in run.trainer.training.nodes if is_loss(node.layer)]
+    kinds = [getattr(layer.descriptor, "loss_type", None) if isinstance(layer, LossLayer) else None for layer in layers]
+    named = zip(layers, kinds, strict=True)
+    return sorted(layer.default_label.lower() if kind is None else kind.name.lower() for layer, kind in named)
+
+
 def state_of_run(run: Fitting, trained: list[Array] | None) -> tuple[dict[str, Any], dict[str, Array]]:
     """Everything about the run that the graph does not know: plain data, and arrays.
 
@@ -120,6 +130,7 @@ def state_of_run(run: Fitting, trained: list[Array] | None) -> tuple[dict[str, A
         "batch": run.batch,
         "step": run.step,
         "settings": settings_of(run),
+        "losses": _losses_of(run),
         "learning_rates": [run.first_rates[0], run.rates[0]],
         "group_rates": [run.first_rates[1:], run.rates[1:]],
         "loss": [run.mean.totals[""], run.mean.rows],
@@ -157,6 +168,8 @@ def check_settings(run: Fitting, path: str) -> None:
         if run.plan.chose_seed and saved["settings"].get("shuffle_seed") is not None:
             run.plan = replace(run.plan, seed=int(saved["settings"]["shuffle_seed"]))
         _expect_same_settings(saved["settings"], settings_of(run), path)
+        if "losses" in saved:  # older files do not tell
+            _expect_same_settings({"losses": saved["losses"]}, {"losses": _losses_of(run)}, path)
         _expect_same_preparation(progress.get("data"), run.plan.data.preprocessing, path)
         _check_callbacks(run.plan.callbacks, saved["callbacks"], path)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mlcompute.errors import DataError
+from mlcompute.foreign_names import no_member
 from mlcompute.layers.arguments import real
 
 
@@ -131,3 +133,9 @@ def _expect_numbers(schedule: Schedule) -> None:
 def _expect(schedule: str, name: str, value: object, holds: bool, expected: str) -> None:
     if not holds:  # NaN fits nowhere
         raise DataError(f"schedules.{schedule}: {name} is {value}", expected=expected)
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+
+    def __getattr__(name: str) -> None:
+        raise no_member(__name__, name, ("Cosine", "OneCycle", "Schedule", "Step"))

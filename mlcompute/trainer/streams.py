@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
 from mlcompute.errors import DataError, ShapeError
+from mlcompute.tensor import Tensor
 from mlcompute.trainer.arrays import Arrays
 from mlcompute.trainer.columns import Column, as_array
 from mlcompute.trainer.data import Batch, Data, Epoch, Feed, order_of
@@ -17,6 +18,9 @@ from mlcompute.trainer.feed_columns import columns_of
 from mlcompute.trainer.metrics import Array
 from mlcompute.trainer.prefetch import Prefetch
 
+#: What to do with samples of different shapes.
+ONE_SHAPE = "give all samples one shape: cut or pad those that differ"
+_SEVERAL_SIZES = "samples of several sizes are given as a list: fit([x0, x1, ...], labels)"
 _AGAIN = (
     "pass something that can be iterated again (a list, a loader), or a function of the epoch that returns an iterator"
 )
@@ -135,11 +139,22 @@ class Samples(Stream):
 
     def check(self, epochs: int, batch_size: int | None) -> None:
         """It can be gone through again and again, in batches of any size."""
-        if not self._is_sample(self._source[0]):
+        first = self._source[0]
+        if not self._is_sample(first):
+            x = first[0] if isinstance(first, (tuple, list)) and first else first
+            given, fix = "", "give (inputs, labels) pairs, or arrays"
+            if isinstance(x, Mapping):
+                given, fix = ", ".join(map(repr, x)), "call its parts so, or give (inputs, labels) pairs"
+            elif _shape(x):
+                given = f"'{next(iter(self._feed.inputs))}' {_shape(x)}"
+                if len(x) and is_sample(self._feed, x[0]):
+                    fix = f"batches come from an iterable: fit(lambda epoch: (batches[k] for k in range({self.count})))"
+            wanted = {**self._feed.inputs, **self._feed.labels}
             raise DataError(
                 f"{self._who}: what {type(self._source).__name__} gives by number is no sample of this graph",
-                expected=", ".join(f"'{name}' {t.descriptor.shape[1:]}" for name, t in self._feed.inputs.items()),
-                fix="give (inputs, labels) pairs, or arrays",
+                given=given,
+                expected=", ".join(f"'{name}' {tensor.descriptor.shape[1:]}" for name, tensor in wanted.items()),
+                fix=fix,
             )
 
     def batch_count(self, size: int, least: int = 1) -> int | None:
@@ -172,7 +187,7 @@ def _is_sample_of_inputs(feed: Feed, x: Any) -> bool:
     inputs = feed.inputs
     if len(inputs) == 1 and not isinstance(x, Mapping):
         (tensor,) = inputs.values()
-        if _shape(x) == tensor.descriptor.shape[1:]:
+        if _is_sample_of(tensor, x):
             return True
     if isinstance(x, Mapping):
         pairs = [(x[name], tensor) for name, tensor in inputs.items() if name in x]
@@ -180,7 +195,16 @@ def _is_sample_of_inputs(feed: Feed, x: Any) -> bool:
         pairs = list(zip(x, inputs.values(), strict=True))
     else:
         return False
-    return bool(pairs) and all(_shape(array) == tensor.descriptor.shape[1:] for array, tensor in pairs)
+    return bool(pairs) and all(_is_sample_of(tensor, array) for array, tensor in pairs)
+
+
+def _is_sample_of(tensor: Tensor, x: Any) -> bool:
+    """Has this the shape of a sample, in all axes that do not vary?"""
+    given, wanted = _shape(x), tensor.descriptor.shape[1:]
+    if given is None or len(given) != len(wanted):
+        return False
+    pairs = enumerate(zip(given, wanted, strict=True), 1)
+    return all(one == other or axis in tensor.varies for axis, (one, other) in pairs)
 
 
 def _shape(array: Any) -> tuple[int, ...] | None:
@@ -199,9 +223,7 @@ def _in_batches(who: str, items: Iterable[Any], size: int, feed: Feed, fits: Cal
     for item in items:
         if not fits(item):
             if waiting:
-                fix = "give one or the other, and all samples one shape: cut or pad those that differ"
-                if feed.varies:
-                    fix = "samples of several sizes are given as a list beside their labels: fit([x0, x1, ...], labels)"
+                fix = _SEVERAL_SIZES if feed.varies else f"give one or the other; {ONE_SHAPE}"
                 raise DataError(f"{who}: single samples and batches come mixed", fix=fix)
             yield item
             continue
@@ -215,27 +237,39 @@ def _in_batches(who: str, items: Iterable[Any], size: int, feed: Feed, fits: Cal
 
 def _batched(who: str, feed: Feed, samples: list[Any]) -> Any:
     """Samples, each an array, a dict, or (inputs, labels, weights), as one batch of the same form."""
-    first = samples[0]
-    if not isinstance(first, (tuple, list)):
-        return _stacked(who, samples, 1)
+
+    def stacked(parts: list[Any]) -> Array:
+        is_number = not isinstance(parts[0], (tuple, list)) and np.ndim(parts[0]) == 0
+        arrays = [as_array([part] if is_number else part, who) for part in parts]
+        if len({array.shape for array in arrays}) > 1:
+            shapes = sorted({array.shape for array in arrays})
+            raise DataError(
+                f"{who}: samples of shapes {shapes[0]} and {shapes[-1]} cannot be one batch",
+                fix=_SEVERAL_SIZES if feed.varies else ONE_SHAPE,
+            )
+        return np.concatenate(arrays) if is_number else np.stack(arrays)
+
+    return by_part(feed, samples, stacked)
+
+
+def by_part(feed: Feed, samples: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
+    """Samples, each an array, a dict, or (inputs, labels, weights), as one such of what `join` makes of their parts."""
+    if not isinstance(samples[0], (tuple, list)):
+        return _joined(list(samples), 1, join)
     counts = (len(feed.inputs), len(feed.labels), len(feed.weights))
-    return tuple(_stacked(who, [one[part] for one in samples], counts[part]) for part in range(len(first)))
+    parts = range(len(samples[0]))
+    return tuple(_joined([one[part] for one in samples], counts[part], join) for part in parts)
 
 
-def _stacked(who: str, parts: list[Any], count: int) -> Any:
-    """Arrays or nested lists of samples as one, or tuples or dicts of them; for so many tensors."""
+def _joined(parts: list[Any], count: int, join: Callable[[list[Any]], Any]) -> Any:
+    """Arrays or nested lists of samples joined, or tuples or dicts of them; for so many tensors."""
     first = parts[0]
     if isinstance(first, Mapping):
-        return {name: _stacked(who, [part[name] for part in parts], 1) for name in first}
+        return {name: join([part[name] for part in parts]) for name in first}
     is_listed = isinstance(first, (tuple, list))
     if is_listed and (any(hasattr(entry, "shape") for entry in first) or len(first) == count > 1):
-        return tuple(_stacked(who, [part[index] for part in parts], 1) for index in range(len(first)))
-    is_number = not is_listed and np.ndim(first) == 0
-    arrays = [as_array([part] if is_number else part, who) for part in parts]
-    if len({array.shape for array in arrays}) > 1:
-        shapes = sorted({array.shape for array in arrays})
-        raise DataError(f"{who}: samples of shapes {shapes[0]} and {shapes[-1]} cannot be one batch")
-    return np.concatenate(arrays) if is_number else np.stack(arrays)
+        return tuple(join([part[index] for part in parts]) for index in range(len(first)))
+    return join(parts)
 
 
 def _called(function: Callable[..., Any], epoch: int) -> Any:

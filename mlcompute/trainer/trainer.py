@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -129,11 +130,7 @@ class Trainer:
             if not isinstance(metrics, Mapping) and len(judged) == 1:
                 metric.output = judged[0].name
             if metric.output not in self.model.outputs:
-                raise DataError(
-                    f"Trainer: metric '{metric.name}' of which output?",
-                    outputs=", ".join(self.model.outputs),
-                    fix="give metrics by output: metrics={output: [...]}",
-                )
+                raise _no_output(metric, list(self.model.outputs), isinstance(metrics, Mapping))
             self.model.expect_labels_for_metrics(metric.output)
             metric.set_up(self.model.outputs[metric.output])
         #: What happened in the last `fit`, or is happening in this one.
@@ -283,6 +280,8 @@ class Trainer:
         if resume is None:  # a run that goes on may have its last epoch before it
             data.check(epochs, batch_size)
         size = self._size(batch_size, who)
+        if not isinstance(shuffle, (bool, int, np.bool_)):
+            raise TypeError(f"{who}: shuffle must be True or False, not {shuffle!r}")
         if shuffle_seed is not None and not isinstance(shuffle_seed, (int, np.integer)):
             raise TypeError(f"{who}: shuffle_seed must be a whole number, not {shuffle_seed!r}")
         seed = (self._runs if shuffle_seed is None else int(shuffle_seed)) if shuffle else None
@@ -349,10 +348,12 @@ class Trainer:
         most = self.model.feed.batch
         size = most if given is None else number_of(who, "batch_size", given, 1)
         if size > most:
+            smaller = f"give batch_size={most}, accumulate={-(-size // most)}"
+            if who != "Trainer.fit":
+                smaller = "leave batch_size out"
             raise ShapeError(
                 f"{who}: batch_size is {size}, the graph was built for {most}",
-                fix=f"build the graph's inputs with {size} samples, or give batch_size={most}, "
-                f"accumulate={-(-size // most)}",
+                fix=f"build the graph's inputs with {size} samples, or {smaller}",
             )
         return size
 
@@ -516,6 +517,19 @@ class Trainer:
         evaluated  the weights in the file are those that validation uses; False: those being trained
         """
         self._running("save_when_settled").save_soon(os.fspath(path), evaluated)
+
+
+def _no_output(metric: Metric, outputs: list[str], is_named: bool) -> DataError:
+    """A metric of no output that there is; `is_named`: it was given by output."""
+    if not is_named:
+        what, fix = f"metric '{metric.name}' of which output?", "give metrics by output: metrics={output: [...]}"
+    elif len(outputs) > 1:
+        near = difflib.get_close_matches(metric.output, outputs, 1)
+        what, fix = f"metrics: there is no output {metric.output!r}", f"did you mean {near[0]!r}?" if near else ""
+    else:
+        what = f"metrics: {metric.output!r} is not the name of the output"
+        fix = "give a list, metrics=[...]; a function gets a name from mlc.metrics.Mean(function, name)"
+    return DataError(f"Trainer: {what}", outputs=", ".join(outputs), fix=fix)
 
 
 def _write(tensors: Sequence[Tensor], arrays: Sequence[Array]) -> None:

@@ -191,6 +191,7 @@ REFUSALS = [
         error=TypeError,
     ),
     Refusal("float indices", layer(), "a source of type FLOAT32", [(2, 3)], error=DataError),
+    Refusal("float indices, advice", layer(), "graph.input(shape, data_type=mlc.DataType.INT64)", [(2, 3)]),
     Refusal("indices of rank 8", layer(), "one axis more", [np.zeros((1, 2, 1, 2, 1, 1, 1, 1), np.int32)]),
     Refusal("two sources", layer(), "takes 1 source(s), 2", [SENTENCES, SENTENCES]),
 ]

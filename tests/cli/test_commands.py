@@ -639,6 +639,52 @@ def test_a_model_with_several_outputs(folder: Path, capsys: pytest.CaptureFixtur
     assert answer(capsys, "predict", "model", "data.npz")["predictions"] == found["predictions"]
 
 
+def test_arrays_by_the_names_of_inputs_and_labels(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where there is more than one input or output, x and y do not tell which is meant."""
+    x = np.load("data.npz")["x"]
+    labels = {"kind": x[:, :3].argmax(axis=1), "size": x[:, :1]}
+    (folder / "several.py").write_text(SEVERAL)
+    trained = answer(capsys, "train", "several.py", "--epochs", "1")["checkpoint"]
+    expected = mlc.Trainer(mlc.load(trained)).evaluate(x, labels)
+    np.savez("named.npz", x=x, **labels)
+    np.savez("test.npz", x_test=x, x=x[:1], **{f"{name}_test": array for name, array in labels.items()})
+    for name in ("named", "test"):
+        found = answer(capsys, "evaluate", trained, "--data", f"{name}.npz")
+        assert found["samples"] == len(x)
+        assert {one: found[one] for one in expected} == pytest.approx(expected)
+    assert main(["evaluate", trained, "--data", "data.npz"]) == 1
+    said = capsys.readouterr().err
+    assert "data.npz: lacks kind, size" in said
+    assert "size (8, 1); np.savez(path, kind=..., ...)" in said
+
+    (folder / "pairs.py").write_text(PAIRS)
+    trained = answer(capsys, "train", "pairs.py", "--epochs", "1")["checkpoint"]
+    inputs, y = {"a": x[:, :4], "b": x[:, 4:]}, labels["kind"]
+    np.savez("pairs.npz", **inputs, y=y)
+    found = answer(capsys, "evaluate", trained, "--data", "pairs.npz")
+    assert found["loss"] == pytest.approx(mlc.Trainer(mlc.load(trained)).evaluate(inputs, y)["loss"])
+    call(capsys, "predict", trained, "pairs.npz", "--output", "out.npy")
+    np.testing.assert_array_equal(np.load("out.npy"), mlc.load(trained).predict(inputs))
+    assert main(["predict", trained, "data.npz"]) == 1
+    assert "data.npz: lacks a, b" in capsys.readouterr().err
+
+
+PAIRS = """
+import numpy as np
+import mlcompute as mlc
+
+def build():
+    graph = mlc.Graph()
+    a, b = graph.input((8, 4), "a"), graph.input((8, 2), "b")
+    graph.dense(mlc.concatenate([a, b], 1), 3)
+    return mlc.Trainer(graph, loss="softmax_cross_entropy")
+
+def data():
+    x = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
+    return {"a": x[:, :4], "b": x[:, 4:]}, x[:, :3].argmax(axis=1)
+"""
+
+
 def test_words_of_other_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for given, ours in (
         ("--learning-rate", "--rate"), ("--lr", "--rate"), ("--batch_size", "--batch"), ("--bs", "--batch"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -182,8 +182,30 @@ def test_a_layer_that_gives_fewer_results_is_refused() -> None:
     x = mlc.Tensor(shape=(4, 3))
     run = Lowering(training=True)
     run.input(x)
+    two = [mlc.Tensor(shape=(4, 3)), mlc.Tensor(shape=(4, 3))]
+    with pytest.raises(ShapeError, match=r"(?s)gives 1 results, and 2 were declared.*let Probe\.results declare"):
+        run.add(Probe(lambda run, x: ops.exp(x)), [x], two)
+    smaller = Lowering(training=True)
+    smaller.input(x, (2, 3))
     with pytest.raises(ShapeError, match="gives 1 results for this batch size, 2 for the full one"):
-        run.add(Probe(lambda run, x: ops.exp(x)), [x], [mlc.Tensor(shape=(4, 3)), mlc.Tensor(shape=(4, 3))])
+        smaller.add(Probe(lambda run, x: ops.exp(x)), [x], two)
+    for answer, kind in ((None, "NoneType"), (3.0, "float"), ([3.0], "list")):
+        with pytest.raises(TypeError, match=f"must return what ops give, a Value or a list of them, not {kind}"):
+            run.add(Probe(lambda run, x, answer=answer: answer), [x], two)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [(mlc.TensorDescriptor((4, 3)), "not TensorDescriptor"), ([(4, 3)], r"not list \[\(4, 3\)\]"), (None, "not None")],
+)
+def test_a_layer_that_declares_something_else_is_refused(declared: Any, says: str) -> None:
+    class Declares(Probe):
+        def results(self, sources: Any) -> Any:
+            return declared
+
+    graph = mlc.Graph()
+    with pytest.raises(TypeError, match=f"results must return a list of TensorDescriptors, {says}"):
+        graph.node(Declares(lambda run, x: x), source=graph.input((4, 3), "x"))
 
 
 def test_a_whole_graph() -> None:

@@ -272,3 +272,26 @@ def test_mixed_precisions_share_one_global_norm() -> None:
     half, single = run.step([np.array([3, 4], np.float16), np.array([12], np.float32)])
     np.testing.assert_array_equal(half, np.array([-1.5, -2], np.float16))
     np.testing.assert_array_equal(single, np.array([-6], np.float32))
+
+
+def test_rules_of_ones_own_say_what_they_may_read_and_return() -> None:
+    def raised(own: Any) -> str:
+        class Mine(Optimizer):
+            state_names = ("m",)
+
+            def update(self, *given: Any) -> Any:
+                return own(*given)
+
+        with pytest.raises((TypeError, KeyError)) as error:
+            Update(Mine(learning_rate=0.1), [np.zeros(3, np.float32)])
+        return str(error.value)
+
+    for own, given in (
+        (lambda h, w, g, state: w, "Value"),
+        (lambda h, w, g, state: None, "NoneType"),
+        (lambda h, w, g, state: (w, []), "tuple"),
+        (lambda h, w, g, state: (np.zeros(3), state), "tuple"),
+    ):
+        assert "Mine.update must return the new parameter and a list of its 1 new states" in raised(own)
+        assert raised(own).endswith(f"(w, [m]), not {given}")
+    assert "h has no 'lr'; it has learning_rate" in raised(lambda h, w, g, state: (w - h["lr"] * g, state))

@@ -127,6 +127,11 @@ def test_no_model(data: bytes) -> None:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(mlc.DataError, match=r"cannot be read"):
         mlc.onnx.load(tmp_path / "missing.onnx")
+    graph = mlc.Graph()
+    graph.dense(graph.input((2, 3), "x"), 1)
+    mlc.save(tmp_path / "net.safetensors", graph)
+    with pytest.raises(mlc.DataError, match=r"(?s)is not an ONNX model.*fix     a checkpoint is read by mlc\.load"):
+        mlc.onnx.load(tmp_path / "net.safetensors")
 
 
 def test_everything_that_stands_in_the_way_is_listed() -> None:

@@ -148,6 +148,17 @@ def test_numbers_of_new_data_are_read_as_those_of_the_training_data_or_refused()
     assert read("1.{:02}", "price;a\n1.234;x\n") == pytest.approx(1.234)
     assert read("1,{:03}.5", "price;a\n1,234;x\n") == pytest.approx(1234), "training shows thousands"
     assert read("1.{:03},5", {"price": ["1.234"]}) == pytest.approx(1234)
+    # Thousands in training, and new data that another program wrote: with decimal commas, perhaps.
+    rows = "".join(f'"1,{k * 37 % 100:03}.5",{k % 3}\n' for k in range(1, 30))
+    Path("train.csv").write_text(f"price,y\n{rows}")
+    Path("new.csv").write_text("price;a\n1,234;x\n")
+    preprocessing: Any = mlc.data.read_csv("train.csv", "y").preprocessing
+    with pytest.raises(mlc.DataError, match=r"line 2: '1,234' in column 'price' can be 1234 or 1\.234"):
+        preprocessing.read("new.csv", labels=False)
+    for text in ('price,a\n"1,234",x\n', "price;a\n1,234;x\n2,345.5;x\n"):
+        Path("new.csv").write_text(text)
+        x = preprocessing.read("new.csv", labels=False).x[0, 0]
+        assert x * preprocessing.columns[0].std + preprocessing.columns[0].mean == pytest.approx(1234)
     assert read("1{:03}", "price,a\n1.234,x\n") == pytest.approx(1.234, 1e-3), "beside commas points are decimal"
     assert read("1,{:02}", {"price": [1.234]}) == pytest.approx(1.234), "numbers in memory are no text"
 

@@ -205,7 +205,7 @@ def test_settings_of_a_file(capsys: Any) -> None:
     run = mlc.Run.read("runs/0001-net")
     assert (run.parameters["width"], run.parameters["kind"], run.parameters["weights"]) == (7, "relu", 4 * 7 + 7 + 24)
     assert main([*command[:-1], "colour=red"]) == 1
-    assert "its build() takes no --colour" in capsys.readouterr().err
+    assert "its build() takes no argument 'colour'" in capsys.readouterr().err
     assert main(["train", "mlp", "--set", "colour=red"]) == 1
     assert "mlp: this recipe has no setting 'colour'\n  known  batch, rate" in capsys.readouterr().err
     assert main(["train", "mlp", "--set", "colour"]) == 2

@@ -114,6 +114,14 @@ def test_halving_trains_the_best_longer(capsys: Any) -> None:
         (["net.py", "--vary", "rate=1,2", "--trials", "3"], "--trials is for --search random and halving"),
         (["net.py", "--vary", "rate=1,2", "--search", "halving", "--factor", "1"], "--factor is 1"),
         (["net.py", "--vary", "rate=1,2", "--", "--sede", "1"], "train has no option --sede; did you mean --seed?"),
+        (["net.py", "--vary", "widht=1,2"], "its build() takes no argument 'widht'; did you mean width?"),
+        (["net.py", "--vary", "batch=8,16"], "its build() takes no --batch"),
+        (["cnn", "--vary", "sede=1,2"], "cnn has no such setting; did you mean seed?"),
+        (["net.py", "--vary", "rate=abc,0.1"], "--vary rate=abc: argument --rate: invalid float value"),
+        (["net.py", "--vary", "seed=0.5..2"], "--vary seed=0.5: argument --seed: invalid int value"),
+        (["net.py", "--vary", "width=2,4", "--", "--epochs", "0"], "argument --epochs: must be 1 or more, not 0"),
+        (["net.txt", "--vary", "rate=1,2"], "net.txt: neither a recipe nor a Python file"),
+        (["nets.py", "--vary", "rate=1,2"], "nets.py: there is no such file"),
         (["net.py", "--resume", "runs"], "--resume goes on with what was begun"),
         (["--resume", "."], "holds no sweep"),
     ],
@@ -122,6 +130,20 @@ def test_refusals(words: list[str], says: str, capsys: Any) -> None:
     assert main(["sweep", *words]) == 1
     assert says in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+def test_a_build_that_takes_any_setting(capsys: Any) -> None:
+    signature, first = "build(data, **given):", "width, rate = given['width'], given['rate']"
+    Path("net.py").write_text(NET.replace("build(data, width=4, rate=0.01):", f"{signature}\n    {first}"))
+    assert main(["sweep", "net.py", "--vary", "width=2,3", "--vary", "rate=0.1", "--jobs", "1", "--epochs", "1"]) == 0
+    assert main(["train", "net.py", "--set", "width=5", "--rate", "0.1", "--epochs", "1"]) == 0
+
+
+def test_commands_that_are_shown_can_be_typed(capsys: Any) -> None:
+    assert main(["sweep", "net.py", "--vary", "width=2,3", "--jobs", "1", "--epochs", "1", "--out", "two words"]) == 0
+    assert "mlcompute report 'two words'" in capsys.readouterr().out
+    assert main(["new", "mlp", "my net.py"]) == 0
+    assert "python 'my net.py'   or   mlcompute train 'my net.py' --report" in capsys.readouterr().out
 
 
 def test_trials_that_fail(capsys: Any) -> None:

@@ -452,3 +452,23 @@ def test_arguments_of_another_type_are_refused_by_name(model: mlc.Trainer, tmp_p
     for given, message in wrong:
         with pytest.raises(TypeError, match=f"Trainer.fit: {message}"):
             model.fit(*points(), **given)
+
+
+def test_gradients_are_given_to_whoever_has_a_hook_for_them() -> None:
+    class Watches(mlc.callbacks.Callback):
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def on_gradients(self, step: int, gradients: Any) -> None:
+            assert self.trainer.parameter_names[next(iter(gradients))] == "hidden.weights"
+            self.seen.append(step)
+
+    class Seldom(Watches):
+        def wants_gradients(self, step: int) -> bool:
+            return step % 2 == 1
+
+    x, y = points(64)
+    often, seldom = Watches(), Seldom()
+    trainer().fit(x, y, callbacks=[often], verbose=0)
+    trainer().fit(x, y, callbacks=[seldom], verbose=0)
+    assert (often.seen, seldom.seen) == ([0, 1, 2, 3], [1, 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
 import time
 from collections.abc import Iterator
@@ -114,6 +115,30 @@ class Sparse:
         raise AssertionError("nobody asked for the memory")
 
 
+class Batches:
+    """As Keras' Sequence: it gives batches by number, where PyTorch's datasets give samples."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        return X[index * 16 : (index + 1) * 16], Y[index * 16 : (index + 1) * 16]
+
+
+class Named(Batches):
+    """Samples as dicts."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"pixels": X[index], "label": Y[index]}
+
+
+def with_one(odd: Any) -> np.ndarray:
+    """The points as objects, one of which is no number."""
+    found = X.astype(object)
+    found[3, 2] = odd
+    return found
+
+
 REFUSALS: dict[str, tuple[Any, str]] = {
     "no labels": (lambda m: m.fit(X), r"(?s)Trainer\.fit: the data has no labels.*give y"),
     "batches without labels": (lambda m: m.fit([X[:16]]), r"(?s)Trainer\.fit: the data has no labels.*give y"),
@@ -137,6 +162,24 @@ REFUSALS: dict[str, tuple[Any, str]] = {
     "too few features": (lambda m: m.predict(X[:, :2]), "fix       give samples of this shape, or build the graph's"),
     "a sparse matrix": (lambda m: m.fit(Sparse(), Y), r"data\.toarray\(\)"),
     "complex numbers": (lambda m: m.fit(X.astype(complex), Y), r"np\.stack\(\[data\.real, data\.imag\]"),
+    "batches by number": (
+        lambda m: m.fit(Batches()),
+        r"(?s)given     'x' \(16, 4\).*fit\(lambda epoch: \(batches\[k\] for k in range\(3\)\)\)",
+    ),
+    "samples by other names": (
+        lambda m: m.fit(Named()),
+        r"(?s)given     'pixels', 'label'\n  expected  'x' \(4,\), 'labels' \(\)\n  fix       call its parts so",
+    ),
+    "a large batch": (lambda m: m.predict(X, batch_size=64), r"with 64 samples, or leave batch_size out$"),
+    "labels of another name": (lambda m: m.fit([{"x": X[:16], "y": Y[:16]}]), r"(?s)named 'y'.*call it 'labels'"),
+    "an input of another name": (lambda m: m.fit({"X": X}, Y), r"(?s)named 'X'.*call it 'x'"),
+    "one name too many": (lambda m: m.predict({"x": X, "age": X}), r"(?s)named 'age'\n  expected  'x' \(16, 4\)$"),
+    "text labels": (lambda m: m.fit(X, np.array(["a", "b", "c"], object)[Y]), r"np\.unique\(labels, return_inverse"),
+    "text among numbers": (lambda m: m.predict(with_one("red")), r"text such as 'red' in tables: mlc\.data\.table"),
+    "numbers as text": (lambda m: m.predict(X.astype(str)), r"fix       numbers as text: array\.astype\('float32'\)"),
+    "a missing number": (lambda m: m.predict(with_one(None)), "None stands where a number is missing"),
+    "a date": (lambda m: m.predict(with_one(datetime.date(2026, 1, 1))), "there is a date in it: tables are read by"),
+    "numbers as objects": (lambda m: m.predict(X.astype(object)), r"only numbers: array\.astype\('float32'\)"),
     "weights beside batches": (lambda m: m.fit(list(batches()), sample_weight=np.ones(48)), "cannot be read"),
 }  # fmt: skip
 
@@ -150,7 +193,7 @@ def model() -> mlc.Trainer:
 def test_refusals(name: str, model: mlc.Trainer) -> None:
     before = everything(model)
     act, message = REFUSALS[name]
-    with pytest.raises(mlc.DataError, match=message):
+    with pytest.raises((mlc.DataError, mlc.ShapeError), match=message):
         act(model)
     if name != "nothing to validate":
         assert_same(everything(model), before)
@@ -167,6 +210,10 @@ def test_classes_on_the_wrong_axis() -> None:
 def test_words_for_what_is_no_list() -> None:
     with pytest.raises(TypeError, match="callbacks must be a list, not one GradientWatch"):
         trainer().fit(X, Y, callbacks=mlc.callbacks.GradientWatch())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"a schedule is no callback: LearningRateScheduler\(Cosine\(\.\.\.\)\)"):
+        trainer().fit(X, Y, callbacks=[mlc.schedules.Cosine()])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="shuffle must be True or False, not 'batch'"):
+        trainer().fit(X, Y, shuffle="batch")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"must be an object, not the class: Accuracy\(\)"):
         trainer(metrics=[mlc.metrics.Accuracy])
     scores = trainer(metrics=["top_2_accuracy"]).evaluate(X, Y)

@@ -297,7 +297,7 @@ REFUSALS: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
     "epochs": (*points(9), {"epochs": -1}, mlc.DataError, "epochs is -1"),
     "steps": (*points(9), {"steps_per_epoch": 0}, mlc.DataError, "steps_per_epoch is 0"),
     "seed": (*points(9), {"shuffle_seed": "a"}, TypeError, "shuffle_seed must be a whole number"),
-    "callbacks": (*points(9), {"callbacks": [print]}, TypeError, "callbacks must be Callbacks"),
+    "callbacks": (*points(9), {"callbacks": [print]}, TypeError, "derived from mlc.callbacks.Callback, not builtin"),
     "verbose": (*points(9), {"verbose": 3}, mlc.DataError, "verbose is 3"),
     "validation": (*points(9), {"validation": (1, 2, 3, 4)}, mlc.DataError, "validation has 4 parts"),
 }  # fmt: skip
@@ -342,7 +342,27 @@ def test_trainers_that_cannot_be_made() -> None:
         ({"loss": {"scores": "mse"}, "loss_weights": [1.0]}, TypeError, "loss_weights must be a dictionary"),
         ({"loss": "mse", "optimizer": "adams"}, mlc.DataError, r"(?s)optimizer is 'adams'.*adamw"),
         ({"loss": "mse", "metrics": ["kappa"]}, mlc.DataError, "no metric named 'kappa'"),
-        ({"loss": "mse", "metrics": "accuracy"}, TypeError, "metrics must be a list"),
+        ({"loss": "mse", "metrics": "accuracy"}, TypeError, r"metrics must be a list, \['accuracy'\], not 'accuracy'"),
+        (
+            {"loss": "softmax_cross_entropy", "metrics": {"right": [lambda p, y: 1.0]}},
+            mlc.DataError,
+            r"(?s)'right' is not the name of the output.*Mean\(function, name\)",
+        ),
+        (
+            {"loss": {"head": "mse", "hidden": "mse"}, "metrics": {"head": "mae"}},
+            TypeError,
+            r"metrics of 'head' must be a list, \['mae'\]",
+        ),
+        (
+            {"loss": {"head": "mse", "hidden": "mse"}, "metrics": {"haed": ["mae"]}},
+            mlc.DataError,
+            r"(?s)no output 'haed'.*fix      did you mean 'head'\?",
+        ),
+        (
+            {"loss": "mse", "learning_rate": mlc.schedules.Cosine()},
+            TypeError,
+            "learning_rate must be a number, not Cosine; a schedule is given to mlc.callbacks.LearningRateScheduler",
+        ),
         ({"loss": "mse", "metrics": ["mse", "mse"]}, mlc.DataError, "share the name 'mse'"),
         ({"loss": "mse", "metrics": [3]}, TypeError, "a metric must be"),
         (

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import mlcompute as mlc
+from mlcompute.trainer import evaluation
 
 RNG = np.random.default_rng(1)
 X = RNG.standard_normal((70, 4)).astype(np.float32)
@@ -170,6 +171,21 @@ class Pairs(torch.utils.data.Dataset):  # type: ignore[type-arg]
 class Streamed(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
     def __iter__(self) -> Iterator[Any]:
         yield from ({"x": torch.tensor(x), "labels": int(y)} for x, y in zip(X, Y, strict=True))
+
+
+def test_data_that_never_ends_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validation with a generator that goes on for ever would wait for its end without a word."""
+    monkeypatch.setattr(evaluation, "_MANY_BATCHES", 5)
+
+    def batches(count: int) -> Iterator[Any]:
+        return itertools.repeat((X[:16], Y[:16]), count)
+
+    with pytest.warns(UserWarning, match=r"evaluate: 5 batches, and more are coming.*itertools\.islice"):
+        trainer().fit(X, Y, validation=lambda epoch: batches(7), verbose=0)
+    with pytest.warns(UserWarning, match=r"predict: 5 batches"):
+        trainer().predict(batches(7))
+    trainer().evaluate(list(batches(7)))  # which says how many they are
+    trainer().evaluate(batches(4))
 
 
 def test_datasets_of_samples() -> None:

@@ -52,6 +52,41 @@ def test_lists_of_samples() -> None:
     assert right.mean() > 0.5
 
 
+def objects(parts: list[Any]) -> np.ndarray:
+    """As NumPy and pandas keep lists of several lengths."""
+    found = np.empty(len(parts), object)
+    found[:] = parts
+    return found
+
+
+PLAIN = [one.tolist() for one in X], [one.tolist() for one in TAGS]
+PAIRS = list(zip(*PLAIN, strict=True))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (list(zip(X, TAGS, strict=True)),),
+        (PAIRS,),
+        ([list(pair) for pair in PAIRS],),
+        ([{"x": x, "labels": y} for x, y in PAIRS],),
+        ([({"x": x}, y) for x, y in PAIRS],),
+        ({"x": PLAIN[0], "labels": PLAIN[1]},),
+        (objects(PLAIN[0]), objects(PLAIN[1])),
+        ({"x": objects(X)}, objects(TAGS)),
+    ],
+    ids=["pairs", "plain pairs", "lists", "dicts", "dicts of inputs", "one dict", "objects", "arrays as objects"],
+)
+def test_samples_of_several_lengths_in_every_form(data: Any) -> None:
+    wanted = tagger().fit(X, TAGS, epochs=2, verbose=0)
+    model = tagger()
+    assert model.fit(*data, epochs=2, verbose=0) == wanted
+    assert model.evaluate(*data) == model.evaluate(X, TAGS)
+    x = {"x": data[0]["x"]} if isinstance(data[0], dict) else data[0]
+    for one, other in zip(model.predict(x), model.predict(X), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_metrics_and_losses_of_padded_samples_do_not_depend_on_the_padding() -> None:
     """Every step that is no padding counts once, however long the samples of its batch are."""
     model = tagger(-100, metrics=["accuracy", "perplexity"])
@@ -116,3 +151,9 @@ def test_refusals() -> None:
     graph.dense(graph.input((4, 5, 4), "x"), 3)
     with pytest.raises(mlc.DataError, match="give all samples one shape"):
         mlc.Trainer(graph, loss="mse").fit(X, X)
+    with pytest.raises(mlc.DataError, match="'x': the rows of sample 1 have different lengths"):
+        tagger().predict([[[1.0] * 4], [[1.0] * 4, [1.0]]])
+    with pytest.raises(mlc.DataError, match="samples have different parts"):
+        tagger().fit([(X[0], TAGS[0]), (X[1],)])
+    with pytest.raises(mlc.DataError, match=r"(?s)shapes \(3, 4\) and \(7, 4\) cannot be one batch.*as a list: fit"):
+        tagger().fit(iter(zip(X, TAGS, strict=True)), verbose=0)

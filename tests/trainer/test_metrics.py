@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 import mlcompute as mlc
 from mlcompute.trainer.metrics import metrics_from
+from tests.trainer.nets import points, trainer
 
 RNG = np.random.default_rng(0)
 
@@ -99,3 +101,40 @@ def test_functions_of_ones_own() -> None:
 def test_names() -> None:
     names = ["accuracy", "top_3_accuracy", "top_5_accuracy", "mae", "mse", "mean_absolute_error", "mean_squared_error"]
     assert [metric.name for metric in metrics_from(names)] == names
+
+
+class Extremes(mlc.metrics.Metric):
+    """As the guide says: where the whole is no mean, `reset`, `update` and `result`. What they set may be anything."""
+
+    def __init__(self) -> None:
+        super().__init__("extremes")
+        self.function = np.max  # no checkpoint keeps it
+
+    def reset(self) -> None:
+        self.largest, self.seen, self.parts, self.by_class = -np.inf, 0, [], {}
+
+    def update(self, prediction: np.ndarray, labels: np.ndarray) -> None:
+        self.largest = max(self.largest, self.function(prediction))
+        self.seen += len(labels)
+        self.parts.append(labels.copy())
+        self.by_class["0"] = self.by_class.get("0", 0) + int((labels == 0).sum())
+
+    def result(self) -> float:
+        assert self.seen == sum(map(len, self.parts))
+        return float(self.largest) + self.by_class["0"]
+
+
+def test_a_metric_with_an_update_of_its_own_is_trained_with_and_resumed(tmp_path: Path) -> None:
+    x, y = points(64)
+
+    class Stops(mlc.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any) -> None:
+            if self.trainer.step == 3:
+                self.trainer.save(tmp_path / "middle")
+                self.trainer.stop_training = True
+
+    whole = trainer(metrics=[Extremes()]).fit(x, y, epochs=2, validation=(x, y), verbose=0)
+    assert whole["val_extremes"][-1] > (y == 0).sum() - 10
+    trainer(metrics=[Extremes()]).fit(x, y, epochs=2, validation=(x, y), callbacks=[Stops()], verbose=0)
+    resumed = trainer(metrics=[Extremes()])
+    assert resumed.fit(x, y, epochs=2, validation=(x, y), resume=tmp_path / "middle", verbose=0) == whole

@@ -362,6 +362,22 @@ def test_probabilities_that_are_any_numbers_are_warned_about(loss: str, function
         tagger(device, loss, None)
 
 
+def test_a_cosine_of_vectors_of_any_length_is_warned_about(device: mlc.Device) -> None:
+    """The loss is 1 - sum(y t), as in ML Compute, and can be made as small as one likes by longer vectors."""
+    graph = mlc.Graph()
+    y = graph.dense(graph.input((16, 4), "x"), 3)
+    with pytest.warns(UserWarning, match=r"vectors of any length.*1 - graph\.cosine_similarity\(y, labels\)"):
+        mlc.Trainer(graph, loss="cosine_distance", device=device).evaluate(X, np.eye(3)[Y])
+    graph = mlc.Graph()
+    y = graph.dense(graph.input((16, 4), "x"), 3)
+    unit = y / (y * y).sum(1, keepdims=True).sqrt()
+    trained = mlc.Trainer(graph, loss="cosine_distance", device=device)
+    found = trained.evaluate(X, np.eye(3)[Y])["loss"]
+    assert unit.shape == (16, 3)
+    assert found == pytest.approx(1 - trained.predict(X)[np.arange(len(Y)), Y].mean(), rel=1e-5)
+    assert 0 <= found <= 2
+
+
 def test_training_nothing_is_warned_about(device: mlc.Device) -> None:
     graph = mlc.Graph()
     graph.dense(graph.input((16, 4), "x"), 3)

@@ -273,6 +273,19 @@ def test_resuming_something_else_is_refused_and_changes_nothing(name: str, tmp_p
     assert_same(everything(other), before)
 
 
+def test_another_loss_is_not_resumed(tmp_path: Path) -> None:
+    x, y = points()
+    model = trainer(metrics=[])
+    model.fit(x, y, epochs=1, verbose=0)
+    model.save(tmp_path / "run")
+    dense = np.eye(3, dtype=np.float32)[y]
+    for loss in ("mse", lambda y, t: ((y - t) ** 2).mean(-1)):
+        with pytest.raises(mlc.DataError, match=r"saved with losses \['softmax_cross_entropy'\], now it is"):
+            trainer(loss=loss, metrics=[]).fit(x, dense, epochs=2, resume=tmp_path / "run", verbose=0)
+    loaded: Any = mlc.load(tmp_path / "run")
+    mlc.Trainer(loaded).fit(x, y, epochs=2, resume=tmp_path / "run", verbose=0)
+
+
 class Remembers(mlc.callbacks.Callback):
     """A callback with a state."""
 

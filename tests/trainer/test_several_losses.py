@@ -191,6 +191,38 @@ def test_any_tensor_is_a_loss() -> None:
         mlc.Trainer(trainer.model.training.graph_objects[0], loss=other)
 
 
+def test_a_tensor_made_of_losses_is_a_loss() -> None:
+    """`loss=` may name what the graph would minimise by itself: one of its losses, or what is computed from them."""
+    x, t = X, KINDS
+
+    def trained(regularized: bool, given: bool) -> tuple[mlc.Trainer, Any]:
+        mlc.Platform.set_rng_seed_to(3)
+        graph = mlc.Graph()
+        y = graph.dense(graph.input((8, X.shape[1]), "x"), 3, name="y")
+        error = graph.cross_entropy(y, graph.input((8,), "t", data_type=mlc.DataType.INT64))
+        if regularized:
+            error = error + 0.1 * (y**2).mean()
+        trainer = mlc.Trainer(graph, loss=error if given else None, metrics=["accuracy"], device=mlc.Device.cpu())
+        return trainer, trainer.fit({"x": x, "t": t}, epochs=2, verbose=0)
+
+    for regularized in (False, True):
+        trainer, history = trained(regularized, True)
+        assert history == trained(regularized, False)[1]
+        prediction = torch.tensor(trainer.predict(x))
+        expected = (
+            torch.nn.functional.cross_entropy(prediction, torch.tensor(t)) + 0.1 * regularized * (prediction**2).mean()
+        )
+        scores = trainer.evaluate(x, t)
+        assert scores["loss"] == pytest.approx(expected.item(), rel=1e-5)
+        assert scores["accuracy"] == (prediction.numpy().argmax(1) == t).mean()
+    graph = mlc.Graph()
+    y = graph.dense(graph.input((8, 3), "x"), 3)
+    first, second = (graph.loss(y, np.full((8, 3), value, np.float32), "mse") for value in (0, 1))
+    for loss, other in ((second, first), ((y**2).mean(), first)):
+        with pytest.raises(mlc.GraphError, match=f"its own loss, Loss '{other.label}'"):
+            mlc.Trainer(graph, loss=loss)
+
+
 @pytest.mark.parametrize("box", ["mse", lambda y, t: ((y - t) ** 2).mean(-1)], ids=["layer", "function"])
 def test_a_loaded_model_predicts_every_output(box: Any, tmp_path: Path) -> None:
     graph = mlc.Graph()

@@ -1,5 +1,8 @@
 """Callbacks with Keras's names: stopping, checkpoints, logging, learning rates."""
 
+from typing import TYPE_CHECKING
+
+from mlcompute.foreign_names import no_member
 from mlcompute.trainer.callbacks.averaging import ExponentialMovingAverage
 from mlcompute.trainer.callbacks.callback import Callback, Logs
 from mlcompute.trainer.callbacks.live import Live
@@ -15,3 +18,9 @@ __all__ = [
     "Live", "Logs", "MLflow", "ModelCheckpoint", "Monitor", "NaNError", "OptunaPruning", "ReduceLROnPlateau",
     "TensorBoard", "TerminateOnNaN", "WandB",
 ]  # fmt: skip
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+
+    def __getattr__(name: str) -> None:
+        raise no_member(__name__, name, __all__)

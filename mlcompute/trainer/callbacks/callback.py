@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mlcompute.errors import DataError
 from mlcompute.tensor import Tensor
 from mlcompute.trainer.metrics import Array
+from mlcompute.trainer.schedules import Schedule
 
 if TYPE_CHECKING:
     from mlcompute.trainer.trainer import Trainer
@@ -65,8 +66,11 @@ class Callback:
         """Validation or evaluation is over, also when it failed."""
 
     def wants_gradients(self, step: int) -> bool:
-        """Should step `step` of the run (0 is the first) run pass by pass and give its gradients to `on_gradients`?"""
-        return False
+        """Should step `step` of the run (0 is the first) run pass by pass and give its gradients to `on_gradients`?
+
+        By default every step of a callback that has an `on_gradients`.
+        """
+        return type(self).on_gradients is not Callback.on_gradients
 
     def on_gradients(self, step: int, gradients: Mapping[Tensor, Array]) -> None:
         """Called with the gradients of a step, by parameter; `self.trainer.parameter_names` has their names.
@@ -115,8 +119,11 @@ def expect_callback(who: str, given: object) -> None:
     """Refuse what is no callback, and one whose hooks would never be called."""
     if isinstance(given, type) and issubclass(given, Callback):
         raise TypeError(f"{who}: a callback must be an object, not the class: {given.__name__}()")
+    if isinstance(given, Schedule):
+        raise TypeError(f"{who}: a schedule is no callback: LearningRateScheduler({type(given).__name__}(...))")
     if not isinstance(given, Callback):
-        raise TypeError(f"{who}: callbacks must be Callbacks, not {type(given).__name__}")
+        kind = type(given).__name__
+        raise TypeError(f"{who}: callbacks must be objects of classes derived from mlc.callbacks.Callback, not {kind}")
     for name, ours in _OTHERS.items():
         if hasattr(type(given), name):
             raise TypeError(f"{who}: {type(given).__name__}.{name} is never called; the hook is {ours}")

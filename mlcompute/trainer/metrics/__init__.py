@@ -7,6 +7,9 @@ numbers.py   errors and R²     perplexity.py
 averaging.py from classes to one number           names.py  "accuracy", "f1" ...
 """
 
+from typing import TYPE_CHECKING
+
+from mlcompute.foreign_names import no_member
 from mlcompute.trainer.metrics.accuracy import Accuracy, TopKAccuracy
 from mlcompute.trainer.metrics.auc import AUC
 from mlcompute.trainer.metrics.averaging import Average as Average
@@ -23,3 +26,9 @@ __all__ = [
     "MeanAbsoluteError", "MeanSquaredError", "Metric", "Perplexity", "Precision", "Recall", "RootMeanSquaredError",
     "TopKAccuracy", "metrics_from",
 ]  # fmt: skip
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+
+    def __getattr__(name: str) -> None:
+        raise no_member(__name__, name, __all__)

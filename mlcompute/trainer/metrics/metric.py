@@ -41,8 +41,8 @@ class Metric:
     """A number per sample, averaged over all samples: subclasses say in `values` what the number is.
 
     The mean is kept as a sum and a count, batch after batch in order, so that a run that was stopped and resumed
-    arrives at the same bits. A metric that is no mean over samples has `reset`, `update` and `result` of its own, and
-    `state` and `restore` for checkpoints.
+    arrives at the same bits. A metric that is no mean over samples has `reset`, `update` and `result` of its own;
+    checkpoints keep what these set, unless `state` and `restore` say something else.
     """
 
     #: What the metric is called in logs and in the history.
@@ -98,15 +98,38 @@ class Metric:
         return {self.name: self.result()}
 
     def state(self) -> dict[str, Any]:
-        """What was counted, as plain numbers and arrays, for a checkpoint in the middle of an epoch."""
-        return {"total": self.total, "count": self.count}
+        """What was counted, as plain numbers and arrays, for a checkpoint in the middle of an epoch.
+
+        By default all attributes that are such.
+        """
+        found = {name: _plain(value) for name, value in vars(self).items() if name not in ("name", "output")}
+        return {name: value for name, value in found.items() if value is not _NOT_PLAIN}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        self.total, self.count = float(state["total"]), float(state["count"])
+        for name, value in state.items():
+            setattr(self, name, value)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(name={self.name!r})"
+
+
+#: For attributes that no checkpoint keeps: functions, objects of other libraries.
+_NOT_PLAIN: Any = object()
+
+
+def _plain(value: Any) -> Any:
+    """A value as numbers, text, arrays, lists and dicts of them."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        parts = [_plain(part) for part in value]
+        return _NOT_PLAIN if any(part is _NOT_PLAIN for part in parts) else parts
+    if isinstance(value, Mapping):
+        entries = {key: _plain(entry) for key, entry in value.items()}
+        is_plain = all(isinstance(key, str) and entry is not _NOT_PLAIN for key, entry in entries.items())
+        return entries if is_plain else _NOT_PLAIN
+    return value if value is None or isinstance(value, (bool, int, float, str, np.ndarray)) else _NOT_PLAIN
 
 
 class Mean(Metric):

@@ -54,6 +54,7 @@ def metrics_by_output(given: Metrics | Mapping[str, Metrics]) -> list[Metric]:
         return [copy.copy(metric) for metric in metrics_from(given)]
     found = []
     for output, some in given.items():
+        _expect_list(f"metrics of {output!r}", some)
         for metric in metrics_from(some):
             one = copy.copy(metric)
             one.output, one.name = output, f"{output}_{metric.name}"
@@ -63,8 +64,7 @@ def metrics_by_output(given: Metrics | Mapping[str, Metrics]) -> list[Metric]:
 
 def metrics_from(given: Iterable[Metric | str | Callable[[Array, Array], Any]]) -> list[Metric]:
     """Metrics from what a user wrote; every name once."""
-    if isinstance(given, (str, Metric)) or not isinstance(given, Iterable):
-        raise TypeError(f"Trainer: metrics must be a list, not {given!r}")
+    _expect_list("metrics", given)
     found: list[Metric] = []
     for one in given:
         if isinstance(one, Metric):
@@ -89,3 +89,8 @@ def metrics_from(given: Iterable[Metric | str | Callable[[Array, Array], Any]]) 
     if twice:
         raise DataError(f"Trainer: metrics cannot share the name {sorted(twice)[0]!r}", fix="give each its own name=")
     return found
+
+
+def _expect_list(what: str, given: object) -> None:
+    if isinstance(given, (str, Metric)) or not isinstance(given, Iterable):
+        raise TypeError(f"Trainer: {what} must be a list, [{given!r}], not {given!r}")
