@@ -463,6 +463,20 @@ def test_products_by_instructions_of_the_machine(types: str, library_gemm: list[
     assert {extents[2] for extents in library_gemm} == {96}
 
 
+def test_gradients_that_execute_updates_with_are_the_same_in_passes(library_gemm: list[tuple[int, ...]]) -> None:
+    """By float32 and not by instructions, which would round the input: with an update behind it, and by itself."""
+
+    def wide(graph: mlc.Graph) -> mlc.Tensor:
+        return graph.dense(graph.dense(graph.input((64, 384), "x"), 512, activation="relu"), CLASSES)
+
+    assert "gemm_tn + fused elementwise" in kernels_of(wide)[1]
+    device = mlc.Device(engine=engine(), precision="bf16")
+    whole, split = (Trained(wide, device, split=split, steps=2) for split in (False, True))
+    assert library_gemm, "the forward pass is by instructions"
+    for one, other in zip(whole.weights, split.weights, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
 @pytest.mark.skipif(not onednn.has_bfloat16_instructions(), reason="the CPU has neither AVX512_BF16 nor AMX")
 def test_instructions_are_used() -> None:
     assert onednn.bfloat16_gemm()
