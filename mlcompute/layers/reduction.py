@@ -95,7 +95,7 @@ class ReductionLayer(Layer):
         self._expect_distinct(axes)
         self.expect(
             kind not in _INDEX or x.shape[axes[0]] <= _MOST_INDEXED,
-            f"{kind.name} of {x.shape[axes[0]]:,} elements: FLOAT32, the type of the index, holds larger ones inexactly",
+            f"{kind.name} of {x.shape[axes[0]]:,} elements: FLOAT32, the type of the index, does not hold all",
             expected=f"at most {_MOST_INDEXED:,} along the axis",
             fix="use graph.top_k(x, 1), whose indices are INT64, with largest=False for the least",
         )
