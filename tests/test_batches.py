@@ -433,3 +433,20 @@ def test_a_constant_of_the_batch_cannot_grow() -> None:
     graph.compile(device=mlc.Device.cpu(), input_tensors={"c": c}, input_tensors_data=constant)
     with pytest.raises(mlc.ShapeError, match="'c' was compiled as a constant of 4 samples"):
         graph.execute({"x": np.ones((8, 3), "f")}, batch_size=8)
+
+
+@pytest.mark.parametrize("batch", [3, 12])
+@pytest.mark.parametrize("is_query", [True, False])
+def test_attention_over_as_many_keys_as_the_graph_was_built_for_refuses_other_batches(
+    is_query: bool, batch: int
+) -> None:
+    """Kernels read, and wrote the gradient, beyond the end of what had fewer samples."""
+    graph = mlc.Graph()
+    x, own = graph.input((8, 5, 16), "x"), graph.parameter((8, 6, 16), name="own")
+    sources = (own, x) if is_query else (x, own)
+    graph.minimize(graph.attention(*sources, heads=2))
+    training = mlc.TrainingGraph([graph], optimizer=mlc.SGDOptimizer(learning_rate=0.1))
+    training.compile(device=mlc.Device.cpu())
+    assert training.execute({"x": np.ones((8, 5, 16), "f")}).wait()
+    with pytest.raises(mlc.ShapeError, match="in this run the query has"):
+        training.execute({"x": np.ones((batch, 5, 16), "f")}, batch_size=batch)

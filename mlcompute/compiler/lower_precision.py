@@ -79,6 +79,9 @@ def lower_precision(steps: list[Step], context: Context) -> list[Step]:
         also, again = _stored_narrow(steps, context, groups)
         narrow |= also.intersection(value for step in others for value in step.results)
         repeated |= {number for number in again if number < 0}
+        for step in steps:  # the others' views of what is decided without them show it as it is
+            if step.op.is_view:
+                (narrow.add if step.inputs[0] in narrow else narrow.discard)(step.results[0])
     run = _Rewriting(context, groups, narrow, repeated, _pooled(steps))
     for step in steps:
         run.add(step)

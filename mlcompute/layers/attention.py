@@ -391,6 +391,11 @@ class MultiheadAttentionLayer(ParameterLists):
     def forward(self, run: Forward, *sources: Value) -> Value:
         d = self._descriptor
         n, rows, _ = sources[0].shape
+        self.expect(
+            all(source.shape[0] == n for source in sources[1:3]),
+            f"in this run the query has {n} samples, the key {sources[1].shape[0]}, the value {sources[2].shape[0]}",
+            fix="run the batch that keys or values of constants and parameters are made for, or make them an input",
+        )
         counts = (d.head_count, d.key_value_head_count, d.key_value_head_count)
         # In training a sequence is all there is: the cache is for what comes one position after the other.
         cache = None if run.training else self._cache

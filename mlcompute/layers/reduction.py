@@ -22,6 +22,8 @@ _REDUCE: dict[ReductionType, Callable[[Value, Iterable[int]], Value]] = {
     ReductionType.L1_NORM: lambda x, axes: ops.sum_(ops.abs_(x), axes),
 }
 _INDEX = {ReductionType.ARG_MAX: ops.argmax, ReductionType.ARG_MIN: ops.argmin}
+#: Whole numbers up to this one are exact as FLOAT32, and so are indices.
+_MOST_INDEXED = 1 << 24
 _LOGICAL = {ReductionType.ANY: ops.any_, ReductionType.ALL: ops.all_}
 
 
@@ -91,6 +93,12 @@ class ReductionLayer(Layer):
         )
         axes = tuple(axis_of(self.who, axis, x.dimension_count) for axis in self._axes)
         self._expect_distinct(axes)
+        self.expect(
+            kind not in _INDEX or x.shape[axes[0]] <= _MOST_INDEXED,
+            f"{kind.name} of {x.shape[axes[0]]:,} elements: FLOAT32, the type of the index, does not hold all",
+            expected=f"at most {_MOST_INDEXED:,} along the axis",
+            fix="use graph.top_k(x, 1), whose indices are INT64, with largest=False for the least",
+        )
         self._axes = axes
         shape = self._reduced(x.shape)
         keeps_type = kind in _REDUCE or x.data_type == DataType.BOOLEAN

@@ -6,6 +6,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from mlcompute.errors import ShapeError
+from mlcompute.ops.elementwise import broadcast_shape
 from mlcompute.ops.matmul_and_convolution import matmul
 from mlcompute.ops.op import Array, ArrayType, Op, Typed, Value, emit, emit_all, register
 from mlcompute.ops.reductions import softmax, sum_, sum_to
@@ -17,6 +19,22 @@ _T = TypeVar("_T")
 def _options(more: tuple[_T, ...], has_mask: bool, has_keep: bool) -> tuple[_T | None, _T | None]:
     """The optional inputs (mask, keep), None for an absent one."""
     return more[0] if has_mask else None, more[-1] if has_keep else None
+
+
+def _expect_fitting(op: str, q: Typed, k: Typed, v: Typed, mask: Typed | None, keep: Typed | None) -> None:
+    """Kernels take samples, heads and keys from one operand, and read as many from the others."""
+    n, heads, rows, width = q.shape
+    keys = k.shape[2]
+    scores = (n, heads, rows, keys)
+    fits = k.shape == (n, heads, keys, width) and v.shape[:3] == (n, heads, keys)
+    fits = fits and (mask is None or broadcast_shape(mask.shape, scores) == scores)
+    if not (fits and (keep is None or keep.shape == scores)):
+        found = {"mask": mask, "keep": keep}
+        raise ShapeError(
+            f"{op}: q {q.shape}, k {k.shape} and v {v.shape} do not fit"
+            + "".join(f", {name} {value.shape}" for name, value in found.items() if value is not None),
+            expected="the same samples and heads, and as many values as keys",
+        )
 
 
 @register("attention", "attention")
@@ -32,6 +50,7 @@ class Attention(Op):
 
     @staticmethod
     def result(q: Typed, k: Typed, v: Typed, *more: Typed, scale: float, has_mask: bool, has_keep: bool) -> ArrayType:
+        _expect_fitting("attention", q, k, v, *_options(more, has_mask, has_keep))
         return ArrayType((*q.shape[:3], v.shape[3]), q.dtype)
 
     @staticmethod
@@ -73,6 +92,7 @@ class AttentionGradient(Op):
     def result(
         dy: Typed, q: Typed, k: Typed, v: Typed, *more: Typed, scale: float, has_mask: bool, has_keep: bool
     ) -> tuple[ArrayType, ...]:
+        _expect_fitting("attention_gradient", q, k, v, *_options(more, has_mask, has_keep))
         return tuple(ArrayType(x.shape, x.dtype) for x in (q, k, v))
 
     @staticmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlcompute.errors import DataError
+from mlcompute.errors import DataError, ShapeError
 from mlcompute.ops.op import Array, ArrayType, Op, Typed, Value, emit_all, no_derivative, register
 from mlcompute.ops.views import reshape
 
@@ -32,6 +32,12 @@ class CtcLoss(Op):
     def result(
         x: Typed, targets: Typed, lengths: Typed, target_lengths: Typed, blank: int, zero_infinity: bool
     ) -> tuple[ArrayType, ...]:
+        n = x.shape[0]
+        if not (targets.shape[0] == n and lengths.shape == target_lengths.shape == (n,)):
+            raise ShapeError(
+                f"ctc_loss: targets {targets.shape}, lengths {lengths.shape} and {target_lengths.shape}",
+                expected=f"one for each of {n} samples",
+            )
         return ArrayType(x.shape[:1], x.dtype), ArrayType(x.shape, x.dtype)
 
     @staticmethod

@@ -41,6 +41,7 @@ class Lstm(Op):
         reverse: bool, has_lengths: bool,
     ) -> tuple[ArrayType, ...]:  # fmt: skip
         (n, steps, _), hidden = x.shape, wh.shape[1]
+        times.expect_samples("lstm", n, hidden, (h0, c0), lengths)
         shapes = ((n, steps, hidden), (n, hidden), (n, hidden), (n, steps, 4 * hidden), (n, steps, hidden))
         return tuple(ArrayType(shape, x.dtype) for shape in shapes)
 

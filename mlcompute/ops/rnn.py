@@ -108,6 +108,7 @@ class Rnn(Op):
         cell: str, reverse: bool, has_lengths: bool,
     ) -> tuple[ArrayType, ...]:  # fmt: skip
         (n, steps, _), hidden = x.shape, wh.shape[1]
+        times.expect_samples("rnn", n, hidden, (h0,), lengths)
         shapes = ((n, steps, hidden), (n, hidden), (n, steps, CELLS[cell].gates * hidden))
         return tuple(ArrayType(shape, x.dtype) for shape in shapes)
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from mlcompute.errors import DataError
+from mlcompute.errors import DataError, ShapeError
 from mlcompute.ops.elementwise import select
 from mlcompute.ops.indexing import concatenate, take
-from mlcompute.ops.op import Array, Value
+from mlcompute.ops.op import Array, Typed, Value
 from mlcompute.ops.views import full, reshape, slice_axis
 
 
 def order(steps: int, reverse: bool) -> range:
     """Times in the order the recurrence visits them."""
     return range(steps - 1, -1, -1) if reverse else range(steps)
+
+
+def expect_samples(op: str, n: int, hidden: int, states: Sequence[Typed], lengths: Sequence[Typed]) -> None:
+    """A state and a length for each sample: kernels read as many as there are samples."""
+    given = [*((state.shape, (n, hidden)) for state in states), *((length.shape, (n,)) for length in lengths)]
+    for shape, expected in given:
+        if shape != expected:
+            raise ShapeError(f"{op}: a state or lengths of shape {shape}, for {n} samples", expected=f"{expected}")
 
 
 def valid(who: str, lengths: Array | None, n: int, steps: int) -> Array:

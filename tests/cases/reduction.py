@@ -152,6 +152,8 @@ REFUSALS: list[Refusal] = [
             [(2, 3, 4)]),
     Refusal("ARG_MAX over two axes", _made(T.ARG_MAX, dimensions=[0, 1]), "ARG_MAX takes one dimension, 2 were given"),
     Refusal("ARG_MIN over two axes", _made(T.ARG_MIN, dimensions=[0, 1]), "ARG_MIN takes one dimension, 2 were given"),
+    Refusal("ARG_MAX of so many that FLOAT32 does not hold the index", _made(T.ARG_MAX, 1),
+            "FLOAT32, the type of the index, does not hold all", [(1, (1 << 24) + 1)]),
     Refusal("a list as the axis", _made(T.SUM, [1, 2]), "dimension must be a whole number", error=TypeError),
     Refusal("a number as the axes", _made(T.SUM, dimensions=1), "dimensions must be a list", error=TypeError),
     *(

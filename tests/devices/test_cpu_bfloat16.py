@@ -133,6 +133,24 @@ def test_layers_nobody_uses_round_nothing_else() -> None:
         assert one.tobytes() == other.tobytes()
 
 
+def test_views_nobody_uses_show_what_is_rounded() -> None:
+    """Of a depthwise convolution by our own kernel; `execute` does not compute what is split off."""
+    graph = mlc.Graph()
+    y = graph.depthwise_convolution(graph.input((8, 24, 2, 7, 9), "x"))
+    parts = y.chunk(2, 2)
+    mlc.concatenate([y, mlc.maximum(y, parts[1])], 4)
+    graph.minimize(y[:, :, :, :2].min((1, 2, 3, 4)))
+    training = mlc.TrainingGraph([graph], optimizer=sgd())
+    training.add_inputs({"x": graph.input_tensors[0]})
+    device = mlc.Device(engine=engine(), precision="bf16")
+    training.compile(device=device)
+    x = np.random.default_rng(0).standard_normal((8, 24, 2, 7, 9)).astype(np.float32)
+    training.bind_and_write_data({"x": x}, for_inputs={"x": graph.input_tensors[0]}, to=device)
+    training.execute_forward().wait()
+    for number, part in enumerate(parts):
+        np.testing.assert_array_equal(part.data, y.data[:, :, number : number + 1])
+
+
 def kernels_of(network: Network) -> tuple[mlc.TrainingGraph, str]:
     graph = mlc.Graph()
     scores = network(graph)
@@ -479,6 +497,20 @@ def test_products_by_instructions_of_the_machine(types: str, library_gemm: list[
 
     check(products, a, b, a[0].T.copy(), b.T.copy(), scale=4)
     assert {extents[2] for extents in library_gemm} == {96}
+
+
+def test_gradients_that_execute_updates_with_are_the_same_in_passes(library_gemm: list[tuple[int, ...]]) -> None:
+    """By float32 and not by instructions, which would round the input: with an update behind it, and by itself."""
+
+    def wide(graph: mlc.Graph) -> mlc.Tensor:
+        return graph.dense(graph.dense(graph.input((64, 384), "x"), 512, activation="relu"), CLASSES)
+
+    assert "gemm_tn + fused elementwise" in kernels_of(wide)[1]
+    device = mlc.Device(engine=engine(), precision="bf16")
+    whole, split = (Trained(wide, device, split=split, steps=2) for split in (False, True))
+    assert library_gemm, "the forward pass is by instructions"
+    for one, other in zip(whole.weights, split.weights, strict=True):
+        assert one.tobytes() == other.tobytes()
 
 
 @pytest.mark.skipif(not onednn.has_bfloat16_instructions(), reason="the CPU has neither AVX512_BF16 nor AMX")

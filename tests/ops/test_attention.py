@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mlcompute import ops
+from mlcompute.errors import ShapeError
 from mlcompute.ops.op import Value
 from tests.harness import assert_close, check_expansion, check_gradients, forward, gradients
 
@@ -148,3 +149,14 @@ def test_what_is_kept_gets_no_gradient() -> None:
     found = gradients(lambda *values: ops.attention(*values, scale=attributes["scale"]), given, [np.ones((2, 2, 3, 2))])
     assert found[3] is not None
     assert found[4] is None
+
+
+@pytest.mark.parametrize("wrong", range(5))
+def test_what_does_not_fit_is_refused(wrong: int) -> None:
+    """Kernels take the samples of one operand and read as many of the others: beyond their end, if they had fewer."""
+    given, attributes = case((3, 2, 3, 4, 2, 2), "finite", True)
+    given[wrong] = given[wrong][:2]
+    if wrong == 3:
+        given[3] = np.zeros((2, 2, 3, 4))
+    with pytest.raises(ShapeError, match=r"do not fit|broadcast"):
+        forward(lambda *values: ops.attention(*values, scale=attributes["scale"]), *given)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mlcompute import ops
-from mlcompute.errors import DataError
+from mlcompute.errors import DataError, ShapeError
 from tests.harness import assert_close, check_gradients, forward
 
 #: targets, input lengths, target lengths: repeats, one label, none, as long as the time allows, not fitting.
@@ -76,4 +76,12 @@ def test_out_of_range(index: int, number: int, says: str) -> None:
     given[index] = given[index].copy()
     given[index][0] = number
     with pytest.raises(DataError, match=says):
+        forward(lambda *values: ops.ctc_loss(*values, blank=0, zero_infinity=False), *given)
+
+
+@pytest.mark.parametrize("wrong", [1, 2, 3])
+def test_targets_and_lengths_are_needed_for_each_sample(wrong: int) -> None:
+    given = arrays()
+    given[wrong] = given[wrong][:4]
+    with pytest.raises(ShapeError, match="ctc_loss: targets"):
         forward(lambda *values: ops.ctc_loss(*values, blank=0, zero_infinity=False), *given)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mlcompute import ops
-from mlcompute.errors import DataError
+from mlcompute.errors import DataError, ShapeError
 from mlcompute.ops.op import Value
 from tests.harness import assert_close, check_expansion, check_gradients, forward, gradients
 
@@ -196,3 +196,11 @@ def test_unrolled_with_other_activations_and_peepholes(peepholes: bool, reverse:
         assert gradient is not None
         assert_close(gradient, tensor.grad.numpy())
     check_gradients(fn, *given)
+
+
+@pytest.mark.parametrize("wrong", [4, 5, 6])
+def test_a_state_or_length_is_needed_for_each_sample(wrong: int) -> None:
+    given = [*arrays(3, 4, 2, 5), np.array([4, 2, 1])]
+    given[wrong] = given[wrong][:2]
+    with pytest.raises(ShapeError, match="for 3 samples"):
+        forward(described([4, 2, 1], reverse=False), *given)

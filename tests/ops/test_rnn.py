@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mlcompute import ops
-from mlcompute.errors import DataError
+from mlcompute.errors import DataError, ShapeError
 from mlcompute.ops.op import Value
 from mlcompute.ops.rnn import CELLS
 from tests.harness import assert_close, check_expansion, check_gradients, forward, gradients
@@ -111,3 +111,12 @@ def test_expansions(cell: str, size: Any, reverse: bool) -> None:
 def test_lengths_out_of_range(cell: str) -> None:
     with pytest.raises(DataError, match=rf"{CELLS[cell].name}: sequence lengths .* do not fit 3 time steps"):
         forward(described(cell, [4, 3], False), *feeds(arrays(cell, 2, 3, 2, 2), [4, 3]))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("wrong", [4, 5])
+def test_a_state_or_length_is_needed_for_each_sample(cell: str, wrong: int) -> None:
+    given = [*arrays(cell, 3, 4, 2, 5), np.array([4, 2, 1])]
+    given[wrong] = given[wrong][:2]
+    with pytest.raises(ShapeError, match="for 3 samples"):
+        forward(described(cell, [4, 2, 1], reverse=False), *given)

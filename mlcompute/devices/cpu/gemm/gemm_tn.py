@@ -61,14 +61,31 @@ _MANY_BLOCKS = 4
 
 def is_gemm_tn(a: Operand, b: Operand, y: Operand) -> bool:
     """Can this kernel compute y = a b, a being a view of its transpose?"""
+    return all(operand.dtype == FLOAT32 for operand in (a, b, y)) and _has_form(a, b, y)
+
+
+def _has_form(a: Operand, b: Operand, y: Operand) -> bool:
     return (
         len(a.shape) == len(b.shape) == len(y.shape) == 2
-        and all(operand.dtype == FLOAT32 for operand in (a, b, y))
         and suits(*y.shape, a.shape[1])
         and a.strides[0] == 1
         and b.strides[1] == 1
         and y.is_dense
     )
+
+
+def sums_as_update(a: Operand, b: Operand, y: Operand) -> bool:
+    """Is y = a b the gradient of a weight that `can_update`, of factors of which some are bfloat16?
+
+    With an update behind it, it is computed from float32, whatever instructions there are. So it is by itself: in
+    passes that are run one by one, gradients are the same numbers.
+    """
+    return y.dtype == FLOAT32 and _has_form(a, b, y) and not _leaves_to_library(y.shape[1], a.shape[1])
+
+
+def _leaves_to_library(columns: int, depth: int) -> bool:
+    """Of factors of which some are bfloat16: are instructions faster than an update behind the sums?"""
+    return _in_blocks(columns, depth) and bool(onednn.bfloat16_gemm())
 
 
 def suits(rows: int, columns: int, depth: int) -> bool:
@@ -99,7 +116,7 @@ def can_update(step: Step) -> bool:
     types = {value.dtype for value in (*multiply.inputs, *multiply.results)}
     if any(computed_type(dtype) != FLOAT32 for dtype in types):
         return False
-    if _in_blocks(columns, depth) and types != {FLOAT32} and onednn.bfloat16_gemm():  # which is faster
+    if types != {FLOAT32} and _leaves_to_library(columns, depth):
         return False
     if suits_slices(multiply):  # and is updated afterwards
         return False

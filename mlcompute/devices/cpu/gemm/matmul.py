@@ -18,7 +18,7 @@ from mlcompute.devices.cpu.gemm.gemm_by_rows import gemm_by_rows_entry
 from mlcompute.devices.cpu.gemm.gemm_few_rows import few_rows_entry, has_few_rows, has_small_b
 from mlcompute.devices.cpu.gemm.gemm_nt_in_place import in_place_entry, shared_in_place
 from mlcompute.devices.cpu.gemm.gemm_split_k import split_k_entries, suits_split_k
-from mlcompute.devices.cpu.gemm.gemm_tn import is_gemm_tn
+from mlcompute.devices.cpu.gemm.gemm_tn import is_gemm_tn, sums_as_update
 from mlcompute.devices.cpu.gemm.gemm_tn_slices import reads_slices, slice_entries, slices_workspace, suits_slices
 from mlcompute.devices.cpu.kernels.widened import has_bfloat16
 from mlcompute.devices.cpu.onednn.entries import report_status
@@ -51,7 +51,7 @@ _LOOKED_AT = 32
 def matmul_entry(step: Step, operands: Operands) -> Sequence[Entry] | None:
     """y = a b over leading axes."""
     a, b, y = (operands[value] for value in (*step.inputs, step.results[0]))
-    if is_mixed(step) and suits(*step.inputs):
+    if is_mixed(step) and suits(*step.inputs) and not sums_as_update(a, b, y):
         return bfloat16_entries(step, operands, functools.partial(_library_entry, step, operands))
     if is_mixed(step):
         if not (y.size and a.size and _orientation(a) and _orientation(b)):

@@ -40,7 +40,8 @@ def is_depthwise(windows: Windows) -> bool:
 
 
 def _filter_floats(windows: Windows) -> int:
-    return aligned(len(windows.taps) * windows.groups)
+    # With strides and borders beyond a small image no tap may lie on it: the gradient of that image is 0.
+    return aligned(max(1, len(windows.taps)) * windows.groups)
 
 
 def _parts(windows: Windows) -> dict[str, int]:

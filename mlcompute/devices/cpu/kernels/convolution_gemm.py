@@ -164,7 +164,8 @@ class Places:
 
 def _filter_floats(windows: Windows) -> int:
     """Floats of the packed filters of one group."""
-    return padded(windows.columns) * windows.elements
+    # With strides and borders beyond a small image no tap may lie on it: the gradient of that image is 0.
+    return padded(windows.columns) * max(1, windows.elements)
 
 
 def _parts(windows: Windows) -> dict[str, int]:
