@@ -128,10 +128,11 @@ def use_optimizer(session: Session, optimizer: Optimizer) -> None:
 
 
 @collector_paused()
-def compile_session(session: Session, *, builds: bool = False) -> None:
+def compile_session(session: Session, *, builds: bool = False, lets_loss_move: bool = False) -> None:
     """Compile the graph; when that fails, everything stays as it was.
 
-    builds  make kernels and memory, too, instead of when a run first needs them
+    builds           make kernels and memory, too, instead of when a run first needs them
+    lets_loss_move   see `Session.compile_if_needed`
     """
     assert session.device is not None
     learning = session.definition.learning
@@ -140,7 +141,7 @@ def compile_session(session: Session, *, builds: bool = False) -> None:
     try:
         node_count = session.node_count
         request = session.request()
-        if learning is not None and not builds:
+        if learning is not None and not (builds or lets_loss_move):
             warn_about_moved_loss(learning, loss_before[1])
         compiled = CompiledGraph(request, engine_of(session.device), node_count)
         compiled.size_limit = session.size_limit

@@ -175,8 +175,11 @@ class Session:
 
     # Compiling ------------------------------------------------------------------------------------------------------
 
-    def compile_if_needed(self) -> Request:
-        """Compile what was declared or changed since the last time. What was asked of the compiler."""
+    def compile_if_needed(self, *, lets_loss_move: bool = False) -> Request:
+        """Compile what was declared or changed since the last time. What was asked of the compiler.
+
+        lets_loss_move   the caller sees to layers that have come between the graph and its loss: no warning
+        """
         if self.device is None:
             raise ExecutionError(
                 f"{self.definition.who}: the graph is not compiled", fix="call compile(device=...) first"
@@ -188,7 +191,7 @@ class Session:
             else:
                 self.compiled = None
         if self.compiled is None:
-            compile_session(self)
+            compile_session(self, lets_loss_move=lets_loss_move)
         return self.current.request
 
     @property

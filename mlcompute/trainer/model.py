@@ -149,7 +149,7 @@ class Model(Predictor):
 
     def expect_unchanged(self, who: str) -> None:
         """Refuse a graph that minimises something else than when it was read: layers were added to it."""
-        if list(session_of(self.training).compile_if_needed().minimised) != list(self.minimised):
+        if list(session_of(self.training).compile_if_needed(lets_loss_move=True).minimised) != list(self.minimised):
             raise GraphError(
                 f"{who}: layers were added to the graph since the trainer was made, and change what is minimised",
                 fix="make the Trainer when the graph is complete; another one, made now, begins with the same weights",
