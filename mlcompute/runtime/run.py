@@ -72,7 +72,7 @@ class Run:
     """
 
     __slots__ = (
-        *("are_arrays", "begins_with", "call", "executable", "is_ahead", "keys", "passes", "replaced"),
+        *("are_arrays", "begins_with", "call", "clock", "executable", "is_ahead", "keys", "passes", "replaced"),
         *("scalars", "specification", "storages", "targets", "updates"),
     )
 
@@ -113,6 +113,7 @@ class Run:
         self.keys = program.random_keys if specification.trains and specification.begins else ()
         self.updates = specification.updates and session.state is not None
         self.scalars = compiled.scalars_of(program)
+        self.clock = compiled.clock_of(program)
 
     def is_current(self, compiled: CompiledGraph) -> bool:
         """Does the graph still have the memory and the program it was prepared with?"""
@@ -219,7 +220,7 @@ class Run:
                 else:
                     completion.wait()
         finally:
-            compiled.clock_of(self.specification.program).tick()
+            self.clock.tick()
         for value, target in self.targets:
             np.copyto(target, executable.read(value))
         return completion
@@ -239,7 +240,7 @@ class Run:
             if completion is not None:
                 completion.wait()
         finally:
-            compiled.clock_of(self.specification.program).tick()
+            self.clock.tick()
 
     def _prepare_training(
         self,
