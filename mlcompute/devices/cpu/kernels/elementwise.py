@@ -2,7 +2,7 @@
 
 A step becomes a `LoopNest`, and `_Writer` writes any nest: vectors along the innermost loop, then the rest one by one;
 copies that exchange axes go by squares, other nests with operands whose axes are exchanged by tiles, and those with a
-few columns by vectors of several rows (`transposes`).
+few columns by vectors of several rows (`transposes`). Long chains of ops are cut into stages (`elementwise_stages`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which products oneDNN has in bfloat16 instructions here (AVX512_BF16 or AMX): asked of oneDNN, then tried on numbers.
 
-ONEDNN_MAX_CPU_ISA, a variable that oneDNN reads, hides instructions from it, and so from here; `rounds_to_bfloat16`
+ONEDNN_MAX_CPU_ISA, a variable that oneDNN reads, hides instructions from it, and so from here; `runtime/machine.py`
 hides them from our own kernels.
 """
 
